@@ -89,7 +89,8 @@ def _follow(program: AttachedProgram, name: str, duration: float | None) -> int:
                 heard.hear(event)
             break
         except KeyboardInterrupt:
-            if heard.is_leaving:  # the second time: the watch ends by itself, when it can
+            # The second time: the watch ends by itself, when it can.
+            if heard.is_leaving:
                 say("stopped at once; the program detaches at its next step")
                 return 0
             heard.is_leaving = True
@@ -101,8 +102,15 @@ def _follow(program: AttachedProgram, name: str, duration: float | None) -> int:
 
 
 class _Heard:
-    def __init__(self, program: AttachedProgram, name: str, duration: float | None) -> None:
-        self.program, self.name, self._duration = program, name, duration
+    def __init__(
+        self,
+        program: AttachedProgram,
+        name: str,
+        duration: float | None,
+    ) -> None:
+        self.program = program
+        self.name = name
+        self._duration = duration
         self.is_leaving = False
         self._count_time()
         self._over: str | None = None
@@ -142,12 +150,10 @@ class _Heard:
         from kedge.watch.run.summary import words_on
         from kedge.watch.totals import WatchSummary
 
+        if self._summary is None and os.path.exists(self.name):
+            return []
         if self._summary is None:
-            return (
-                []
-                if os.path.exists(self.name)
-                else ["nothing was recorded: no module was called in this time"]
-            )
+            return ["nothing was recorded: no module was called in this time"]
         if not self._summary["made"]:
             return ["nothing was recorded: no step ended in this time"]
         summary = WatchSummary(**self._summary["figures"])
@@ -156,16 +162,21 @@ class _Heard:
 
 
 def _found(pid: int, event: Mapping[str, Any]) -> str:
-    optimizers, models = listed(event["optimizers"]), listed(event["models"])
+    optimizers = listed(event["optimizers"])
+    models = listed(event["models"])
     if not optimizers:
-        return f"attached to process {pid}: it has no optimizer, so forward passes count as steps. Waiting for one"
+        return (
+            f"attached to process {pid}: it has no optimizer, "
+            "so forward passes count as steps. Waiting for one"
+        )
     trained = models or "tensors that belong to no module"
     return f"attached to process {pid}: {optimizers} trains {trained}. Waiting for a forward pass"
 
 
 def _free_name(stem: str, *, force: bool) -> str:
     """Return a name that no recording has; the first one if it may be replaced."""
-    name, number = f"{stem}.kedge", 1
+    name = f"{stem}.kedge"
+    number = 1
     while os.path.lexists(name) and not force:
         number += 1
         name = f"{stem}-{number}.kedge"

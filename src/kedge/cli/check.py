@@ -54,7 +54,10 @@ class CheckCommand:
             "--format",
             choices=("text", "json", "github"),
             default="text",
-            help="github: annotations, which GitHub Actions shows at the lines of the program (default: text)",
+            help=(
+                "github: annotations, "
+                "which GitHub Actions shows at the lines of the program (default: text)"
+            ),
         )
         parser.add_argument(
             "--json",
@@ -75,7 +78,9 @@ class CheckCommand:
             help="exit with 3 if a rule had too little data to judge",
         )
         parser.add_argument(
-            "--select", metavar="CODES", help="run only these rules (codes separated by commas)"
+            "--select",
+            metavar="CODES",
+            help="run only these rules (codes separated by commas)",
         )
         parser.add_argument(
             "--ignore",
@@ -101,9 +106,12 @@ class CheckCommand:
             _annotate(recording, judgement)
         else:
             _print(judgement)
-        if any(finding.severity in FAILING[args.fail_on] for finding in judgement.findings):
+        failing = FAILING[args.fail_on]
+        if any(finding.severity in failing for finding in judgement.findings):
             return 1
-        return UNJUDGED if args.strict and not judgement.complete else 0
+        if args.strict and not judgement.complete:
+            return UNJUDGED
+        return 0
 
 
 def _annotate(recording: Recording, judgement: Judgement) -> None:

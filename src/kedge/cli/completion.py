@@ -54,7 +54,12 @@ class CompletionCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
-        parser.add_argument("shell", metavar="SHELL", choices=tuple(SHELLS), help=", ".join(SHELLS))
+        parser.add_argument(
+            "shell",
+            metavar="SHELL",
+            choices=tuple(SHELLS),
+            help=", ".join(SHELLS),
+        )
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the script."""
@@ -64,19 +69,15 @@ class CompletionCommand:
 
 def _completed(commands: Mapping[str, CommandParser]) -> Iterator[CompletedCommand]:
     for name, parser in commands.items():
-        arguments = [
-            action
-            for action in parser.arguments
-            if not action.option_strings and action.dest in KINDS
-        ]
-        words = (
-            _codes()
-            if name == "explain"
-            else tuple(arguments[0].choices or ())
-            if arguments
-            else ()
-        )
-        kind = KINDS[arguments[0].dest] if arguments else "file"
+        kind = "file"
+        words: tuple[str, ...] = ()
+        for action in parser.arguments:
+            if not action.option_strings and action.dest in KINDS:
+                kind = KINDS[action.dest]
+                words = tuple(action.choices or ())
+                break
+        if name == "explain":
+            words = _codes()
         yield CompletedCommand(name, parser.short, dict(_options(parser)), kind, words)
 
 
@@ -127,7 +128,8 @@ complete -o default -F _kedge kedge
 
 def _zsh(commands: list[CompletedCommand]) -> str:
     cases = "\n".join(
-        f"        {each.name}) kind={each.kind} words_of=({' '.join(each.words)}) options=({_described(each.options)}) ;;"
+        f"        {each.name}) kind={each.kind} words_of=({' '.join(each.words)}) "
+        f"options=({_described(each.options)}) ;;"
         for each in commands
     )
     return f"""\

@@ -41,14 +41,21 @@ class DiffCommand:
             "b", metavar="B", nargs="?", help="the other recording (not with --ranks)"
         )
         parser.add_argument(
-            "--ranks", metavar=("R", "S"), nargs=2, type=int, help="compare two ranks of A"
+            "--ranks",
+            metavar=("R", "S"),
+            nargs=2,
+            type=int,
+            help="compare two ranks of A",
         )
         parser.add_argument(
             "--tolerance",
             metavar="R",
             type=_share,
             default=0.0,
-            help="largest relative difference that counts as equal, such as 1e-5 (default: 0, every bit counts)",
+            help=(
+                "largest relative difference that counts as equal, "
+                "such as 1e-5 (default: 0, every bit counts)"
+            ),
         )
         parser.add_argument(
             "--all",
@@ -80,7 +87,9 @@ class DiffCommand:
         a, b, names = _sides(args)
         with progress("comparing"):
             comparison = compare(a, b, args.tolerance)
-            part = comparison if args.sites is None else chosen_part(comparison, args.sites)
+            part = comparison
+            if args.sites is not None:
+                part = chosen_part(comparison, args.sites)
             verdict = judge_ranks(comparison) if args.ranks else judge(comparison)
         if args.html:
             _write(comparison, verdict, names, args)
@@ -96,7 +105,8 @@ def _share(text: str) -> float:
         value = math.nan
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a relative difference; 1e-5 tolerates a relative difference of 0.001 %"
+            f"{text!r} is not a relative difference; "
+            "1e-5 tolerates a relative difference of 0.001 %"
         )
     return value
 
@@ -108,12 +118,15 @@ def _sides(args: argparse.Namespace) -> tuple[Recording, Recording, Names]:
         args.parser.refuse("-o names a page: add --html")
     if (args.b is None) != bool(args.ranks):
         args.parser.refuse("name two recordings, or one with --ranks and two numbers")
-    args.a, args.b = (name if name is None else recording_named(name) for name in (args.a, args.b))
+    args.a = recording_named(args.a)
+    if args.b is not None:
+        args.b = recording_named(args.b)
     a = open_recording(str(args.a))
     if not args.ranks:
         return a, open_recording(str(args.b)), Names(str(args.a), str(args.b))
     one, other = args.ranks
-    return a.of_rank(one), a.of_rank(other), Names(f"{args.a} rank {one}", f"{args.a} rank {other}")
+    names = Names(f"{args.a} rank {one}", f"{args.a} rank {other}")
+    return a.of_rank(one), a.of_rank(other), names
 
 
 def _print(
@@ -127,7 +140,8 @@ def _print(
         from kedge.report.compare.terminal import MOST_MODULES, render
         from kedge.report.terminal import console_for
 
-        render(comparison, verdict, names, console_for(), None if args.all else MOST_MODULES)
+        most = None if args.all else MOST_MODULES
+        render(comparison, verdict, names, console_for(), most)
 
 
 def _write(
@@ -137,8 +151,9 @@ def _write(
 
     from kedge.report.compare.page import render_difference
 
-    file = Path(args.output or _beside(args.a, args.b or f"ranks-{args.ranks[0]}-{args.ranks[1]}"))
-    write_page(file, render_difference(comparison, verdict, names, args.sites or ""))
+    page = render_difference(comparison, verdict, names, args.sites or "")
+    other = args.b or f"ranks-{args.ranks[0]}-{args.ranks[1]}"
+    write_page(Path(args.output or _beside(args.a, other)), page)
 
 
 def _beside(a: str, b: str) -> str:

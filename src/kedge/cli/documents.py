@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kedge.report.module_lines import ModuleLine
     from kedge.report.shown_run import ShownRun
     from kedge.rules.judgement import Judgement
-    from kedge.rules.rule import Rule
+    from kedge.rules.rule import Lack, Rule
 
 #: The keys of a rule that could not judge.
 LACK = ("code", "lacks", "have", "need")
@@ -27,34 +27,46 @@ def judged(name: str, judgement: Judgement) -> dict[str, Any]:
     return {
         "recording": name,
         "findings": [for_json(asdict(finding)) for finding in judgement.findings],
-        "unjudged": [{key: getattr(lack, key) for key in LACK} for lack in judgement.unjudged],
+        "unjudged": [_lack(lack) for lack in judgement.unjudged],
         "command": judgement.command or None,
         "unseen": list(judgement.unseen),
     }
 
 
-def reported(name: str, shown_run: ShownRun, lines: Sequence[ModuleLine]) -> dict[str, Any]:
+def _lack(lack: Lack) -> dict[str, Any]:
+    return {key: getattr(lack, key) for key in LACK}
+
+
+def reported(
+    name: str,
+    shown_run: ShownRun,
+    lines: Sequence[ModuleLine],
+) -> dict[str, Any]:
     """Return a report: the run, its findings, and the newest figures of some modules."""
     recording = shown_run.recording
     end: Mapping[str, Any] = recording.end or {}
-    run = {key: recording.manifest.get(key) for key in RUN} | {key: end.get(key) for key in END}
+    run = {key: recording.manifest.get(key) for key in RUN}
+    run |= {key: end.get(key) for key in END}
     run |= {"ended": recording.end is not None, "sampled": len(recording.steps)}
+    roots = [{"model": root.name, "parameters": root.parameters} for root in recording.roots]
     return {
         **judged(name, shown_run.judgement),
         "run": for_json(run),
-        "models": [{"model": root.name, "parameters": root.parameters} for root in recording.roots],
+        "models": roots,
         "modules": [for_json(_module(line)) for line in lines],
     }
 
 
 def _module(line: ModuleLine) -> dict[str, Any]:
+    out = line.out.last if line.out else None
+    gradient = line.gradient.last if line.gradient else None
     return {
         "module": line.label,
         "type": line.type,
         "shape": line.shape,
         "parameters": line.size,
-        "out": line.out.last if line.out else None,
-        "grad": line.gradient.last if line.gradient else None,
+        "out": out,
+        "grad": gradient,
         "update": line.update,
         "zero": line.zero,
         "broken": line.broken,

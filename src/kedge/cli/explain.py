@@ -20,14 +20,21 @@ class ExplainCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
         parser.add_argument(
-            "code", metavar="CODE", nargs="?", help="the code of a finding, such as NAN-BORN"
+            "code",
+            metavar="CODE",
+            nargs="?",
+            help="the code of a finding, such as NAN-BORN",
         )
         parser.add_argument(
             "--thresholds",
             action="store_true",
             help="print the thresholds of all rules, in the form of pyproject.toml",
         )
-        parser.add_argument("--json", action="store_true", help="print a list of objects")
+        parser.add_argument(
+            "--json",
+            action="store_true",
+            help="print a list of objects",
+        )
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -36,12 +43,13 @@ class ExplainCommand:
         from kedge.rules.registry import ALL, explain, known_code
         from kedge.rules.settings import toml
 
-        every = ",".join(
-            rule.code for rule in ALL
-        )  # rules that the settings leave out can be explained too
+        # Rules that the settings leave out can be explained too.
+        every = ",".join(rule.code for rule in ALL)
         rules = configured_rules(every, None, args.config)
-        wanted = {known_code(args.code)} if args.code is not None else {rule.code for rule in rules}
-        chosen = [rule for rule in rules if rule.code in wanted]
+        chosen = list(rules)
+        if args.code is not None:
+            code = known_code(args.code)
+            chosen = [rule for rule in rules if rule.code == code]
         if args.json:
             print_json([explained(rule, explain(rule.code, rules)) for rule in chosen])
         elif args.thresholds:

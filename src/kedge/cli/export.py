@@ -24,12 +24,22 @@ class ExportCommand:
         """Add the command's arguments."""
         add_recording(parser)
         form = parser.add_mutually_exclusive_group(required=True)
-        form.add_argument("--parquet", action="store_true", help="write Parquet, the only format")
+        form.add_argument(
+            "--parquet",
+            action="store_true",
+            help="write Parquet, the only format",
+        )
         parser.add_argument(
-            "-o", metavar="FILE", help="the file to write (default: RUN's name, ending in .parquet)"
+            "-o",
+            metavar="FILE",
+            help="the file to write (default: RUN's name, ending in .parquet)",
         )
         add_sites(parser, "write only these sites")
-        parser.add_argument("--force", action="store_true", help="replace an existing file")
+        parser.add_argument(
+            "--force",
+            action="store_true",
+            help="replace an existing file",
+        )
         add_quiet(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -38,22 +48,20 @@ class ExportCommand:
             from kedge.store.export.parquet import is_other, write_parquet
         from kedge.short_text import sized
 
-        recording = only_sites(open_recording(recording_named(args.recording)), args.sites)
+        whole = open_recording(recording_named(args.recording))
+        recording = only_sites(whole, args.sites)
         path = Path(args.o) if args.o else _beside(recording.path)
-        if os.path.lexists(path) and (is_other(path) or not args.force):
+        if os.path.lexists(path):
+            exists = f"cannot write {path}: it exists already"
             remedy = "name another file with -o"
             if is_other(path):
-                raise RecordingExists(
-                    f"cannot write {path}: it exists already, and is not a regular file; {remedy}"
-                )
-            raise RecordingExists(
-                f"cannot write {path}: it exists already; replace it with --force, or {remedy}"
-            )
+                raise RecordingExists(f"{exists}, and is not a regular file; {remedy}")
+            if not args.force:
+                raise RecordingExists(f"{exists}; replace it with --force, or {remedy}")
         with progress(f"writing {path}"):
             rows = write_parquet(recording, path)
-        print(
-            f"{path}: {rows:,} rows of {len(recording.sites):,} sites, {sized(path.stat().st_size)}"
-        )
+        size = sized(path.stat().st_size)
+        print(f"{path}: {rows:,} rows of {len(recording.sites):,} sites, {size}")
         return 0
 
 

@@ -57,7 +57,10 @@ class ExtractCommand:
             help="the sites to extract, such as layer4 avgpool",
         )
         parser.add_argument(
-            "--out", metavar="DIR", required=True, help="the folder to write or to continue"
+            "--out",
+            metavar="DIR",
+            required=True,
+            help="the folder to write or to continue",
         )
         parser.add_argument(
             "--rename",
@@ -71,8 +74,12 @@ class ExtractCommand:
             metavar="[SITE=]HOW",
             nargs="+",
             default=[],
-            help="transform of the values: mean, max (over positions, without padding), tokens, first, last (of a sequence), "
-            "flatten, or MODULE:FUNCTION; where the model does not show the dimensions, such as mean(channels=-1)",
+            help=(
+                "transform of the values: mean, max (over positions, "
+                "without padding), tokens, first, last (of a sequence), "
+                "flatten, or MODULE:FUNCTION; "
+                "where the model does not show the dimensions, such as mean(channels=-1)"
+            ),
         )
         parser.add_argument(
             "--dtype",
@@ -90,8 +97,12 @@ class ExtractCommand:
             metavar="NAME=HOW",
             nargs="+",
             default=[],
-            help="keep a statistic instead: mean, covariance, histogram, quantiles, topk, or MODULE:NAME of a reducer; "
-            "arguments in parentheses, such as 'conv1=covariance(positions=mean)'; several for one name are allowed",
+            help=(
+                "keep a statistic instead: mean, covariance, histogram, quantiles, "
+                "topk, or MODULE:NAME of a reducer; "
+                "arguments in parentheses, such as 'conv1=covariance(positions=mean)'; "
+                "several for one name are allowed"
+            ),
         )
         parser.add_argument(
             "--keep",
@@ -103,16 +114,29 @@ class ExtractCommand:
 
     def _add_loading(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "--batch-size", metavar="N", type=int, help=f"samples per batch (default: {BATCH_SIZE})"
+            "--batch-size",
+            metavar="N",
+            type=int,
+            help=f"samples per batch (default: {BATCH_SIZE})",
         )
         parser.add_argument(
-            "--workers", metavar="N", type=int, help="processes that load samples (default: 0)"
+            "--workers",
+            metavar="N",
+            type=int,
+            help="processes that load samples (default: 0)",
         )
-        parser.add_argument("--device", metavar="DEVICE", help="device to compute on, such as cuda")
+        parser.add_argument(
+            "--device",
+            metavar="DEVICE",
+            help="device to compute on, such as cuda",
+        )
         parser.add_argument(
             "--batch",
             metavar="MODULE:FUNCTION",
-            help="function of a batch that returns the model's arguments: a tensor, a tuple or a dict (default: its first entry)",
+            help=(
+                "function of a batch that returns the model's arguments: "
+                "a tensor, a tuple or a dict (default: its first entry)"
+            ),
         )
         parser.add_argument(
             "--items",
@@ -122,8 +146,11 @@ class ExtractCommand:
         parser.add_argument(
             "--keys",
             metavar="FILE",
-            help="keys of the samples: a file with a line for each, or MODULE:NAME of a list, or of a function "
-            "that returns those of a batch (default: their index)",
+            help=(
+                "keys of the samples: a file with a line for each, "
+                "or MODULE:NAME of a list, or of a function "
+                "that returns those of a batch (default: their index)"
+            ),
         )
         parser.add_argument(
             "--labels",
@@ -143,7 +170,10 @@ class ExtractCommand:
         parser.add_argument(
             "--version",
             metavar="TEXT",
-            help="text that identifies your functions, instead of their digests: runs with the same text continue the folder",
+            help=(
+                "text that identifies your functions, instead of their digests: "
+                "runs with the same text continue the folder"
+            ),
         )
         parser.add_argument(
             "--on-bad",
@@ -206,21 +236,29 @@ def _options(args: argparse.Namespace) -> Options:
     strange = [name for name in args.keep if name not in reduce]
     if strange:
         raise ScriptError(
-            f"--keep {' '.join(strange)}: these values are kept in any case; name values that --reduce reduces"
+            f"--keep {' '.join(strange)}: these values are kept in any case; "
+            "name values that --reduce reduces"
         )
-    shards = {
-        name: getattr(args, name)
-        for name in ("shard_bytes", "shard_seconds")
-        if getattr(args, name) is not None
-    }
+    fields = {}
+    for one in args.fields:
+        name, entry = pair(one, "--fields", "ENTRY")
+        fields[name] = _entry(entry, "--fields")
+
+    given: dict[str, Any] = {}
+    if args.batch is not None:
+        given["batch"] = _function(args.batch, "--batch")
+    if args.keys is not None:
+        given["keys"] = _keys(args.keys)
+    if args.labels is not None:
+        given["labels"] = _entry(args.labels, "--labels")
+    if args.shard_bytes is not None:
+        given["shard_bytes"] = args.shard_bytes
+    if args.shard_seconds is not None:
+        given["shard_seconds"] = args.shard_seconds
+    if args.quiet:
+        given["progress"] = False
     return Options(
-        batch=None if args.batch is None else _function(args.batch, "--batch"),
-        keys=None if args.keys is None else _keys(args.keys),
-        labels=None if args.labels is None else _entry(args.labels, "--labels"),
-        fields={
-            name: _entry(entry, "--fields")
-            for name, entry in (pair(one, "--fields", "ENTRY") for one in args.fields)
-        },
+        fields=fields,
         reduce=reduce,
         keep=args.keep,
         version=args.version,
@@ -228,8 +266,7 @@ def _options(args: argparse.Namespace) -> Options:
         items=args.items,
         format=args.format,
         device=args.device,
-        progress=False if args.quiet else None,
-        **shards,
+        **given,
     )
 
 
@@ -247,7 +284,9 @@ def _entry(text: str | bool, option: str) -> Field:
         return text
     if text.removeprefix("-").isdecimal():
         return int(text)
-    return _function(text, option) if ":" in text else text
+    if ":" in text:
+        return _function(text, option)
+    return text
 
 
 def _keys(text: str) -> Any:
@@ -263,12 +302,14 @@ def _keys(text: str) -> Any:
             ) from error
     if ":" not in text:
         raise ScriptError(
-            f"--keys {text}: there is no such file in {Path.cwd()}; name one with a line for each sample, or MODULE:NAME"
+            f"--keys {text}: there is no such file in {Path.cwd()}; "
+            "name one with a line for each sample, or MODULE:NAME"
         )
     found = named(text)
     if not (callable(found) or hasattr(found, "__iter__")):
         raise ScriptError(
-            f"--keys {text}: this is {_a(found)}; name a list of keys, or a function that takes a batch"
+            f"--keys {text}: this is {_a(found)}; "
+            "name a list of keys, or a function that takes a batch"
         )
     return found
 
@@ -278,13 +319,19 @@ def _model(args: argparse.Namespace) -> Any:
 
     from kedge.features.dataset.devices import usable
 
-    device = None if args.device is None else usable(args.device)
+    device = None
+    if args.device is not None:
+        device = usable(args.device)
     model = _made(args.model, nn.Module)
     if not isinstance(model, nn.Module):
         raise ScriptError(
-            f"{args.model} is {_a(model)}, not a model; name a module, or a function that returns one"
+            f"{args.model} is {_a(model)}, not a model; "
+            "name a module, or a function that returns one"
         )
-    return model.eval() if device is None else model.eval().to(device)
+    model = model.eval()
+    if device is not None:
+        model = model.to(device)
+    return model
 
 
 def _loader(args: argparse.Namespace) -> Any:
@@ -294,18 +341,17 @@ def _loader(args: argparse.Namespace) -> Any:
     if isinstance(data, Dataset):
         size = BATCH_SIZE if args.batch_size is None else args.batch_size
         return DataLoader(data, batch_size=size, num_workers=args.workers or 0)
-    given = [
-        word
-        for word, value in (("--batch-size", args.batch_size), ("--workers", args.workers))
-        if value is not None
-    ]
+    options = {"--batch-size": args.batch_size, "--workers": args.workers}
+    given = [word for word, value in options.items() if value is not None]
     if given:
         raise ScriptError(
-            f"{args.data} is {_a(data)}, which loads its samples itself; leave {' and '.join(given)} out"
+            f"{args.data} is {_a(data)}, which loads its samples itself; "
+            f"leave {' and '.join(given)} out"
         )
     if not hasattr(data, "__iter__"):
         raise ScriptError(
-            f"{args.data} is {_a(data)}; name a data set, a DataLoader, or a function that returns one"
+            f"{args.data} is {_a(data)}; "
+            "name a data set, a DataLoader, or a function that returns one"
         )
     return data
 
@@ -319,7 +365,8 @@ def _made(text: str, kinds: Any) -> Any:
         inspect.signature(found).bind()
     except TypeError as error:
         raise ScriptError(
-            f"{text} cannot be called without arguments: {error}; name a function without arguments that calls it"
+            f"{text} cannot be called without arguments: {error}; "
+            "name a function without arguments that calls it"
         ) from error
     except ValueError:  # a function in C without a signature
         pass
@@ -346,16 +393,17 @@ def _transforms(
             raise ScriptError(
                 f"--transform {text}: {site} is not among the sites {' '.join(sites)}"
             )
-        transform = (
-            _pool(how, text)
-            if how.partition("(")[0] in POOLINGS
-            else function(how, "--transform", POOLINGS)
-        )
+        word, _, _ = how.partition("(")
+        is_pooling = word in POOLINGS
+        option = "--transform"
+        transform = _pool(how, text) if is_pooling else function(how, option, POOLINGS)
         if not callable(transform):
             raise ScriptError(
-                f"--transform {text}: this is {_a(transform)}; name a function that takes a site's values"
+                f"--transform {text}: this is {_a(transform)}; "
+                "name a function that takes a site's values"
             )
-        found |= dict.fromkeys([site] if site else sites, transform)
+        transformed = [site] if site else sites
+        found |= dict.fromkeys(transformed, transform)
     return found
 
 
@@ -371,7 +419,8 @@ def _pool(how: str, text: str) -> Callable[[Any], Any]:
     from kedge.features.pooling import Pool
 
     word, bracket, rest = how.partition("(")
-    args, kwargs = arguments(f"({rest}" if bracket else "()", f"--transform {text}")
+    call = f"({rest}" if bracket else "()"
+    args, kwargs = arguments(call, f"--transform {text}")
     try:
         return Pool(word, *args, **kwargs)  # type: ignore[arg-type]
     except TypeError as error:
@@ -388,7 +437,8 @@ def _dtype(name: str | None) -> Any:
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise ScriptError(
-            f"--dtype {name}: PyTorch has no such type; use float32, float16 or bfloat16, for example"
+            f"--dtype {name}: PyTorch has no such type; "
+            "use float32, float16 or bfloat16, for example"
         )
     return found
 
@@ -401,7 +451,8 @@ def _print(found: FeatureSet, rank: SharingRank) -> None:
     if not wait_for_others(rank):
         mine = found.written_by(rank.rank)
         print(
-            f"{found.path}: {mine:,} samples by rank {rank.rank} of {rank.world}; other ranks may still be writing"
+            f"{found.path}: {mine:,} samples by rank {rank.rank} of {rank.world}; "
+            "other ranks may still be writing"
         )
         return
     if rank.rank:

@@ -20,12 +20,14 @@ def named(text: str) -> Any:
     place, colon, name = text.rpartition(":")
     if not (place and colon and name):
         raise ScriptError(
-            f"cannot import {text!r}: write MODULE:NAME or FILE.py:NAME, such as torchvision.models:resnet18"
+            f"cannot import {text!r}: "
+            "write MODULE:NAME or FILE.py:NAME, such as torchvision.models:resnet18"
         )
     found: Any = _module(place, text)
     for part in name.split("."):
         if not hasattr(found, part):
-            some = ", ".join(sorted(each for each in vars(found) if not each.startswith("_"))[:8])
+            public = sorted(each for each in vars(found) if not each.startswith("_"))
+            some = ", ".join(public[:8])
             raise ScriptError(f"cannot import {text!r}: {place} has no {part!r}; it has {some}")
         found = getattr(found, part)
     return found
@@ -42,7 +44,8 @@ def _module(place: str, text: str) -> ModuleType:
         if error.name is None or not (place == error.name or place.startswith(f"{error.name}.")):
             raise  # the module exists, but an import in it fails
         raise ScriptError(
-            f"cannot import {text!r}: there is no module {error.name}; check the name, and that {os.getcwd()} is "
+            f"cannot import {text!r}: there is no module {error.name}; "
+            f"check the name, and that {os.getcwd()} is "
             "the folder to import it from"
         ) from None
 

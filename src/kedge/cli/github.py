@@ -1,4 +1,7 @@
-"""Findings as annotations of GitHub Actions: lines such as ``::error file=net.py,line=12,title=NAN-BORN::MESSAGE``."""
+"""Findings as annotations of GitHub Actions.
+
+They are lines such as ``::error file=net.py,line=12,title=NAN-BORN::MESSAGE``.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,23 @@ LEVELS = {"error": "error", "warning": "warning", "info": "notice"}
 
 
 def annotation(recording: Recording, finding: Finding, workspace: str) -> str:
-    """Return the line that makes GitHub show a finding at the line of the program that calls its module.
+    """Return the line that makes GitHub show a finding where the program calls its module.
 
     Args:
         recording: The recording.
         finding: The finding.
         workspace: The folder of the repository; files outside of it are not named.
     """
+    properties = {}
     source = _source(recording, finding.site)
-    properties = {"title": finding.code}
-    if source and (file := _inside(str(source["file"]), workspace)):
-        properties = {"file": file, "line": str(source["line"]), **properties}
+    if source:
+        file = _inside(str(source["file"]), workspace)
+        if file:
+            properties = {"file": file, "line": str(source["line"])}
+    properties["title"] = finding.code
     named = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in properties.items())
-    return f"::{LEVELS[finding.severity]} {named}::{_escaped(f'{finding.message} {finding.remedy}'.rstrip())}"
+    message = _escaped(f"{finding.message} {finding.remedy}".rstrip())
+    return f"::{LEVELS[finding.severity]} {named}::{message}"
 
 
 def _source(recording: Recording, text: str) -> Mapping[str, Any] | None:
@@ -34,19 +41,23 @@ def _source(recording: Recording, text: str) -> Mapping[str, Any] | None:
     found = next((site for site in recording.sites if site.site == text), None)
     if found is None:
         return None
-    own = (
-        site.source
-        for site in recording.sites
-        if site.owner == found.owner and site.root == found.root
-    )
-    return found.source or next(filter(None, own), None)
+    if found.source:
+        return found.source
+    for site in recording.sites:
+        if site.source and site.owner == found.owner and site.root == found.root:
+            return site.source
+    return None
 
 
 def _inside(file: str, workspace: str) -> str | None:
     """Return a file as GitHub names it, from the folder of the repository on; None if it is not in it."""
     relative = os.path.relpath(os.path.realpath(file), os.path.realpath(workspace))
-    return None if relative.startswith(os.pardir) else relative.replace(os.sep, "/")
+    if relative.startswith(os.pardir):
+        return None
+    return relative.replace(os.sep, "/")
 
 
 def _escaped(text: str, more: str = "") -> str:
-    return "".join(f"%{ord(c):02X}" if c in f"%\r\n{more}" else c for c in text)
+    for c in f"%\r\n{more}":  # the sign itself first
+        text = text.replace(c, f"%{ord(c):02X}")
+    return text

@@ -33,7 +33,8 @@ class LiveCommand:
 
         if not sys.stdout.isatty():
             raise KedgeError(
-                "kedge live needs a terminal, and its output is not one; kedge report prints a recording as text"
+                "kedge live needs a terminal, and its output is not one; "
+                "kedge report prints a recording as text"
             )
         name = recording_named(args.recording, may_come=True)
         ended = LiveApp(Path(name), configured_rules(config=args.config)).run()

@@ -109,9 +109,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 2 if the command could not be carried out.
     """
-    typed = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        argv = sys.argv[1:]
+    typed = list(argv)
     if {*typed} in ({"--version", "-v"}, {"--version", "--verbose"}):
         return _describe()
+
     args = _read(typed)
     try:
         ended = _run(args.command, args)
@@ -131,20 +134,24 @@ def build_parser() -> AllCommands:
         "-V",
         "--version",
         action=_Version,
-        help="print the version and exit; with -v, also the private parts of PyTorch that Kedge uses",
+        help=(
+            "print the version and exit; with -v, also the private parts of PyTorch that Kedge uses"
+        ),
     )
     words = parser.add_subparsers(dest="word", metavar="COMMAND", parser_class=CommandParser)
     for command in COMMANDS:
         text = inspect.getdoc(command) or ""
+        first_line, _, _ = text.partition("\n")
+        short = first_line.rstrip(".")
         name = type(command).__name__.removesuffix("Command").lower()
         own = words.add_parser(
             name,
-            help=text.partition("\n")[0].rstrip("."),
+            help=short,
             description=text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        own.short = text.partition("\n")[0].rstrip(".")
+        own.short = short
         command.add_arguments(own)
         own.set_defaults(command=command, parser=own, word=name, commands=words.choices)
     return parser
@@ -166,12 +173,20 @@ def _read(typed: Sequence[str]) -> argparse.Namespace:
 
 
 def _in_order(typed: Sequence[str]) -> list[str]:
-    """Return the words with the command first, also for `kedge help run` and `kedge version`; `[""]` if there are none."""
-    helps = typed and typed[0] in ("help", "-h", "--help")
-    if helps:
-        about = next((word for word in typed[1:] if not word.startswith("-")), "help")
-        return ["--help"] if about == "help" else [about, "--help"]
-    return ["--version"] if list(typed) == ["version"] else list(typed) or [""]
+    """Return the words with the command first, also for `kedge help run` and `kedge version`.
+
+    If there are none, returns an empty one.
+    """
+    if not typed:
+        return [""]
+    if list(typed) == ["version"]:
+        return ["--version"]
+    if typed[0] not in ("help", "-h", "--help"):
+        return list(typed)
+    about = next((word for word in typed[1:] if not word.startswith("-")), "help")
+    if about == "help":
+        return ["--help"]
+    return [about, "--help"]
 
 
 def _run(command: Command, args: argparse.Namespace) -> int | Ending:
@@ -183,7 +198,9 @@ def _run(command: Command, args: argparse.Namespace) -> int | Ending:
         if not isinstance(ended, Ending) and sys.stdout is not None:
             sys.stdout.flush()
     except KedgeError as error:
-        said = with_short_words(str(error)) if isinstance(error, RecordingError) else str(error)
+        said = str(error)
+        if isinstance(error, RecordingError):
+            said = with_short_words(said)
         print_error(f"kedge: {visible(said, lines=True)}")
         return CANNOT
     except BrokenPipeError:
@@ -201,12 +218,19 @@ def _run(command: Command, args: argparse.Namespace) -> int | Ending:
 
 
 def _drop_output() -> None:
-    """Write to nowhere from here on: Python would report again, when it flushes at exit, that the output cannot be written."""
+    """Write to nowhere from here on.
+
+    Python would report again, when it flushes at exit, that the output cannot be written.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _about_surroundings(error: OSError, command: Command) -> str | None:
-    """Return what to say about an output or a working directory that cannot be used; None for an error of a file."""
+    """Return the message about an output or a working directory that cannot be used.
+
+    Returns:
+        None for an error of a file.
+    """
     if error.filename is not None:
         return None
     if error.errno == errno.ENOENT:  # from os.getcwd()
@@ -233,7 +257,8 @@ def _describe() -> int:
     from kedge.torch_internals.corners import described
 
     print(
-        f"PyTorch {torch.__version__}, and the private parts of it that kedge {metadata.version('kedge')} uses:"
+        f"PyTorch {torch.__version__}, "
+        f"and the private parts of it that kedge {metadata.version('kedge')} uses:"
     )
     for line in described():
         print(f"  {line}")

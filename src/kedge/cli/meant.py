@@ -32,7 +32,11 @@ OTHER_NAMES = {
 }
 
 
-def no_command(word: str, rest: Sequence[str], commands: Mapping[str, CommandParser]) -> str:
+def no_command(
+    word: str,
+    rest: Sequence[str],
+    commands: Mapping[str, CommandParser],
+) -> str:
     """Return what to say about a first word that is not a command."""
     option = word.partition("=")[0]
     if _is_program(word):
@@ -45,19 +49,19 @@ def no_command(word: str, rest: Sequence[str], commands: Mapping[str, CommandPar
         return f"{option} is an option of kedge run, which is missing: {_line('run', word, *rest)}"
     if word.startswith("-"):
         known = nearest(option, ("--help", "--version"))
-        return f"there is no option {option}; " + (
-            f"did you mean {known}?" if known else "see kedge --help"
-        )
-    return _no_such_command(word, rest, commands)
+        if known:
+            return f"there is no option {option}; did you mean {known}?"
+        return f"there is no option {option}; see kedge --help"
 
-
-def _no_such_command(word: str, rest: Sequence[str], commands: Mapping[str, CommandParser]) -> str:
     pasted = pasted_line("run", [word, *rest])
     if pasted is not None:
         return f"{word} is not a command; {pasted}"
     near = OTHER_NAMES.get(word.lower()) or nearest(word.lower(), commands)
     if near is not None:
-        return f"there is no command {word!r}; did you mean: {_line(near, *rest)} (all commands: kedge --help)"
+        return (
+            f"there is no command {word!r}; did you mean: "
+            f"{_line(near, *rest)} (all commands: kedge --help)"
+        )
     return f"there is no command {word!r}; the commands are {', '.join(commands)}"
 
 
@@ -78,36 +82,50 @@ def no_program(prog: str, target: str, args: Sequence[str]) -> str | None:
         )
     if not target:
         return "the name of the program is empty: name a script, or -m and a module"
-    found = "" if os.path.lexists(target) else f"there is no such file in {os.getcwd()}; "
-    remedy = pasted_line(prog, [target, *args]) or (
-        _other_program(prog, target, args) if found else None
-    )
-    return None if remedy is None else f"cannot run {target}: {found}{remedy}"
+
+    remedy = pasted_line(prog, [target, *args])
+    if os.path.lexists(target):
+        return None if remedy is None else f"cannot run {target}: {remedy}"
+    if remedy is None:
+        remedy = _other_program(prog, target, args)
+    if remedy is None:
+        return None
+    return f"cannot run {target}: there is no such file in {os.getcwd()}; {remedy}"
 
 
 def no_module(prog: str, words: Sequence[str]) -> str | None:
-    """Return what to say about a module that starts other processes, which would not be recorded; None for any other."""
+    """Return the message about a module that starts other processes, which would not be recorded.
+
+    Returns:
+        None for any other module.
+    """
     said = pasted_line(prog, ["-m", *words])
-    return None if said is None else f"cannot run -m {words[0]}: {said}"
+    if said is None:
+        return None
+    return f"cannot run -m {words[0]}: {said}"
 
 
 def _other_program(prog: str, target: str, args: Sequence[str]) -> str | None:
-    """Return what to do about a path where no program is; None if nothing better is known than to check it."""
+    """Return the remedy for a path where no program is.
+
+    Returns:
+        None if nothing better is known than to check it.
+    """
     if os.path.isfile(f"{target}.py"):
         return f"did you mean: {_line(prog, f'{target}.py', *args)}"
     if os.path.isfile(f"{target.replace('.', os.sep)}.py"):
         return f"did you mean: {_line(prog, '-m', target, *args)}"
     folder, name = os.path.split(target)
     near = nearest(name.removesuffix(".py"), _programs(folder or os.curdir))
-    return (
-        f"did you mean: {_line(prog, os.path.join(folder, f'{near}.py'), *args)}" if near else None
-    )
+    if not near:
+        return None
+    return f"did you mean: {_line(prog, os.path.join(folder, f'{near}.py'), *args)}"
 
 
 def _is_program(word: str) -> bool:
-    return word.endswith((".py", ".pyc", ".ipynb")) or os.path.isfile(
-        os.path.join(word, "__main__.py")
-    )
+    if word.endswith((".py", ".pyc", ".ipynb")):
+        return True
+    return os.path.isfile(os.path.join(word, "__main__.py"))
 
 
 def _programs(folder: str) -> list[str]:

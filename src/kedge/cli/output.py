@@ -14,7 +14,10 @@ PLAIN = dict(zip("▁▂▃▄▅▆▇█✗✓→↔…·─│├└▲▼●
 
 
 def make_writable() -> None:
-    """Let stdout write every text: a character that its encoding lacks is replaced, by a similar one if Kedge drew it."""
+    """Let stdout write every text.
+
+    A character that its encoding lacks is replaced, by a similar one if Kedge drew it.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         codecs.register_error("kedge-plain", _plain)
         sys.stdout.reconfigure(errors="kedge-plain")
@@ -28,7 +31,7 @@ def print_json(value: Any) -> None:
 def _plain(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    missing = error.object[error.start : error.end]
-    return "".join(
-        PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode() for c in missing
-    ), error.end
+    text = ""
+    for c in error.object[error.start : error.end]:
+        text += PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode()
+    return text, error.end

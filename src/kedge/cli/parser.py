@@ -42,7 +42,9 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with an error that argparse found: without the usage, which may have ten lines."""
         said = message.removeprefix("argument ")
-        self.refuse(said if ";" in said else f"{said}; see {self.prog} --help")
+        if ";" not in said:
+            said += f"; see {self.prog} --help"
+        self.refuse(said)
 
     def refuse(self, message: str) -> NoReturn:
         """Exit with an error that says what to do."""
@@ -53,16 +55,16 @@ class CommandParser(argparse.ArgumentParser):
             return f"{word!r} is one argument too many; see {self.prog} --help"
         option = word.partition("=")[0]
         near = nearest(option, self.options)
-        return f"there is no option {option}; " + (
-            f"did you mean {near}?" if near else f"see {self.prog} --help"
-        )
+        if near:
+            return f"there is no option {option}; did you mean {near}?"
+        return f"there is no option {option}; see {self.prog} --help"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that a mistyped one resembles most; None if it resembles none."""
-    from difflib import (
-        get_close_matches,
-    )  # only now: a program that is run may have a module of this name
+    # Only now: a program that is run may have a module of this name.
+    from difflib import get_close_matches
 
     least = 0.7 if len(word) > SHORT else 0.66  # two of three letters in order, as in "rnu"
-    return next(iter(get_close_matches(word, list(known), n=1, cutoff=least)), None)
+    found = get_close_matches(word, list(known), n=1, cutoff=least)
+    return next(iter(found), None)

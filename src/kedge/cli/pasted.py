@@ -17,20 +17,25 @@ _SHELLS = ("bash", "dash", "sh", "zsh", "fish")
 
 #: Programs that start another one, whose words come after theirs.
 STARTERS = (
-    *(
-        "env",
-        "mpirun",
-        "nice",
-        "nohup",
-        "numactl",
-        "setsid",
-        "srun",
-        "stdbuf",
-        "sudo",
-        "taskset",
-        "time",
-    ),
-    *("conda", "hatch", "micromamba", "pdm", "pipenv", "pixi", "poetry", "uv"),
+    "env",
+    "mpirun",
+    "nice",
+    "nohup",
+    "numactl",
+    "setsid",
+    "srun",
+    "stdbuf",
+    "sudo",
+    "taskset",
+    "time",
+    "conda",
+    "hatch",
+    "micromamba",
+    "pdm",
+    "pipenv",
+    "pixi",
+    "poetry",
+    "uv",
 )
 #: Programs and modules that start processes which train, with the option before the name of a
 #: module.
@@ -58,19 +63,29 @@ class PastedLine(NamedTuple):
 
 
 def pasted_line(prog: str, words: Sequence[str]) -> str | None:
-    """Return what is wrong with a line that was typed as the program to run, and the right one; None if it may be a program.
+    """Return what is wrong with a line that was typed as the program to run, and the right one.
 
     Args:
         prog: The command, such as ``run``.
         words: The words after it, with ``-m`` in front of a module.
+
+    Returns:
+        None if it may be a program.
     """
     found = _found(prog, words)
-    return None if found is None else f"{found.what}: {found.right}".removesuffix(": ")
+    if found is None:
+        return None
+    return f"{found.what}: {found.right}".removesuffix(": ")
 
 
 def _found(prog: str, words: Sequence[str]) -> PastedLine | None:
-    finders = (_launch_line, _variables_line, _python_line, _shell_line, _starter_line)
-    return next((found for find in finders if (found := find(prog, words)) is not None), None)
+    return (
+        _launch_line(prog, words)
+        or _variables_line(prog, words)
+        or _python_line(prog, words)
+        or _shell_line(prog, words)
+        or _starter_line(prog, words)
+    )
 
 
 def _right(prog: str, words: Sequence[str]) -> str:
@@ -78,7 +93,11 @@ def _right(prog: str, words: Sequence[str]) -> str:
     if not words:
         return _line(prog, ["SCRIPT"])
     found = _found(prog, words)
-    return found.right if found is not None and found.right else _line(prog, _without_python(words))
+    if found is not None and found.right:
+        return found.right
+    if _is_python(words[0]):
+        words = words[1:]
+    return _line(prog, words)
 
 
 def _line(prog: str, words: Sequence[str]) -> str:
@@ -89,13 +108,19 @@ def _launched(words: Sequence[str]) -> str | None:
     """Return the launcher that a line starts with, as a program or as a module; None if there is none."""
     rest = words[1:] if _is_python(words[0]) else words
     if rest[:1] == ["-m"] and rest[1:]:
-        return rest[1] if rest[1] in LAUNCHERS else None
+        module = rest[1]
+        return module if module in LAUNCHERS else None
     name = os.path.basename(words[0])
-    return name if name in LAUNCHERS and not _is_own(words[0]) else None
+    if name not in LAUNCHERS or _is_own(words[0]):
+        return None
+    return name
 
 
 def _is_own(path: str) -> bool:
-    """Whether a file of a launcher's name is a program of the user's: the launchers are files of Python, too."""
+    """Whether a file of a launcher's name is a program of the user's.
+
+    The launchers are files of Python, too.
+    """
     folder = os.path.basename(os.path.dirname(os.path.abspath(path)))
     return os.path.lexists(path) and folder not in ("bin", "Scripts")
 
@@ -105,33 +130,45 @@ def _launch_line(prog: str, words: Sequence[str]) -> PastedLine | None:
     if launcher is None:
         return None
     option = LAUNCHERS[launcher]
-    given = ["python", *words] if words[0] == "-m" else list(words)
+    given = list(words)
+    if words[0] == "-m":
+        given.insert(0, "python")
     after = given.index(launcher) + 1 if launcher in given else 1
-    place = next((i for i, word in enumerate(given) if i >= after and _is_program(word)), None)
-    head, tail = (given, ["SCRIPT"]) if place is None else (given[:place], given[place:])
+    programs = (i for i, word in enumerate(given) if i >= after and _is_program(word))
+    place = next(programs, len(given))
+    head = given[:place]
+    tail = given[place:] or ["SCRIPT"]
     if tail[0] == "--module":
         tail[0] = "-m"
     line = typed(*head, option, "kedge", prog, *tail)
-    return PastedLine(f"{launcher} starts other processes, and each of them is to be watched", line)
+    what = f"{launcher} starts other processes, and each of them is to be watched"
+    return PastedLine(what, line)
 
 
 def _variables_line(prog: str, words: Sequence[str]) -> PastedLine | None:
     if not _VARIABLE.fullmatch(words[0]) or os.path.lexists(words[0]):
         return None
-    last = next((i for i, word in enumerate(words) if not _VARIABLE.fullmatch(word)), len(words))
+    others = (i for i, word in enumerate(words) if not _VARIABLE.fullmatch(word))
+    last = next(others, len(words))
     pairs = [word.partition("=") for word in words[:last]]
     variables = " ".join(f"{key}={typed(value)}" for key, _, value in pairs)
-    return PastedLine("variables stand before kedge", f"{variables} {_right(prog, words[last:])}")
+    line = f"{variables} {_right(prog, words[last:])}"
+    return PastedLine("variables stand before kedge", line)
 
 
 def _python_line(prog: str, words: Sequence[str]) -> PastedLine | None:
-    python, rest = words[0], list(words[1:])
-    if not _is_python(python) or not rest or os.path.lexists(os.path.join(python, "__main__.py")):
+    python = words[0]
+    rest = list(words[1:])
+    if not _is_python(python) or not rest:
         return None
+    if os.path.lexists(os.path.join(python, "__main__.py")):
+        return None
+
     options: list[str] = []
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
         taken = 2 if rest[0] in _TAKING else 1
-        options, rest = options + rest[:taken], rest[taken:]
+        options += rest[:taken]
+        del rest[:taken]
     if rest[:1] == ["-c"]:
         return PastedLine("code on the command line cannot be recorded; write it into a file")
     if options:
@@ -150,12 +187,12 @@ def _shell_line(prog: str, words: Sequence[str]) -> PastedLine | None:
 
 
 def _starter_line(prog: str, words: Sequence[str]) -> PastedLine | None:
+    starter = words[0]
     place = next((i for i, word in enumerate(words) if i and _begins(word)), None)
-    if words[0] not in STARTERS or place is None or os.path.lexists(words[0]):
+    if starter not in STARTERS or place is None or os.path.lexists(starter):
         return None
-    return PastedLine(
-        f"{words[0]} stands before kedge", f"{typed(*words[:place])} {_right(prog, words[place:])}"
-    )
+    line = f"{typed(*words[:place])} {_right(prog, words[place:])}"
+    return PastedLine(f"{starter} stands before kedge", line)
 
 
 def _is_python(word: str) -> bool:
@@ -171,10 +208,6 @@ def _is_program(word: str) -> bool:
     return word.endswith(".py") or word in ("-m", "--module")
 
 
-def _without_python(words: Sequence[str]) -> Sequence[str]:
-    return words[1:] if words and _is_python(words[0]) else words
-
-
 def _is_shell_script(path: str) -> bool:
     if path.endswith(".sh"):
         return True
@@ -183,8 +216,6 @@ def _is_shell_script(path: str) -> bool:
             line = file.readline(200).decode("latin-1").split()
     except OSError:
         return False
-    return (
-        bool(line)
-        and line[0].startswith("#!")
-        and any(os.path.basename(word) in _SHELLS for word in line)
-    )
+    if not line or not line[0].startswith("#!"):
+        return False
+    return any(os.path.basename(word) in _SHELLS for word in line)

@@ -1,4 +1,7 @@
-"""A command at work for longer than a second: a line that counts seconds on a terminal, elsewhere a line now and then."""
+"""A command at work for longer than a second.
+
+A line counts seconds on a terminal; elsewhere there is a line now and then.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from kedge.short_text import seconds
 from kedge.stderr import SpacedLines, shows_progress
@@ -53,12 +56,12 @@ def progress(
     import threading
 
     over = threading.Event()
+    target: Callable[..., None] = _write
+    args: tuple[Any, ...] = (what, over, lines or SpacedLines())
     if shows_progress(sys.stderr):
-        work = threading.Thread(target=_draw, args=(what, sys.stderr, over, patience), daemon=True)
-    else:
-        work = threading.Thread(
-            target=_write, args=(what, over, lines or SpacedLines()), daemon=True
-        )
+        target = _draw
+        args = (what, sys.stderr, over, patience)
+    work = threading.Thread(target=target, args=args, daemon=True)
     work.start()
     try:
         yield
@@ -68,7 +71,8 @@ def progress(
 
 
 def _draw(what: str, stream: TextIO, over: threading.Event, patience: float) -> None:
-    begun, shown = time.monotonic(), False
+    begun = time.monotonic()
+    shown = False
     while not over.wait(patience):
         shown = True
         text = f"{what}: {time.monotonic() - begun:.0f} s"

@@ -38,7 +38,11 @@ class QueryCommand:
         )
         form = parser.add_mutually_exclusive_group()
         form.add_argument("--json", action="store_true", help="print a list of objects")
-        form.add_argument("--csv", action="store_true", help="print comma-separated values")
+        form.add_argument(
+            "--csv",
+            action="store_true",
+            help="print comma-separated values",
+        )
         parser.add_argument(
             "--all",
             action="store_true",
@@ -52,7 +56,8 @@ class QueryCommand:
         """Print the answer."""
         if args.recording is None and is_recording(recording_named(args.sql, may_come=True)):
             args.parser.refuse(
-                'the query is missing; write it after the name of the recording, such as "SELECT * FROM stats LIMIT 9"'
+                "the query is missing; write it after the name of the recording, "
+                'such as "SELECT * FROM stats LIMIT 9"'
             )
         with (
             required("duckdb", "query", "kedge query needs"),
@@ -62,52 +67,62 @@ class QueryCommand:
         from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
 
-        recording, rules = (
-            open_recording(recording_named(args.recording)),
-            configured_rules(config=args.config),
-        )
+        recording = open_recording(recording_named(args.recording))
+        rules = configured_rules(config=args.config)
         chosen = only_sites(recording, args.sites)
         sql = sys.stdin.read() if args.sql == "-" else args.sql
         with progress("querying"):
             names, rows = ask(chosen, sql, lambda: check(recording, rules))
         if args.json:
-            print_json([dict(zip(names, map(for_json, row), strict=True)) for row in rows])
+            objects = [dict(zip(names, map(for_json, row), strict=True)) for row in rows]
+            print_json(objects)
         elif args.csv:
             csv.writer(sys.stdout, lineterminator="\n").writerows([names, *rows])
         else:
-            _draw(names, rows, None if args.all else MOST_ROWS)
+            most = None if args.all else MOST_ROWS
+            _draw(names, rows, most)
         return 0
 
 
-def _draw(names: Sequence[str], rows: Sequence[Sequence[Any]], most: int | None) -> None:
+def _draw(
+    names: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    most: int | None,
+) -> None:
     from kedge.report.terminal import console_for
     from kedge.short_text import counted
 
     console = console_for()
     if len(names) * _NARROWEST > console.width:
         for row in rows[:most]:
-            console.print(_table(["", ""], list(zip(names, row, strict=True)), header=False))
+            fields = list(zip(names, row, strict=True))
+            console.print(_table(["", ""], fields, header=False))
     else:
         console.print(_table(names, rows[:most]))
-    left = (
-        f", the first {most} shown: --all shows every row"
-        if most is not None and len(rows) > most
-        else ""
-    )
-    console.print(f"{counted(len(rows), 'row')}{left}")
+    count = counted(len(rows), "row")
+    if most is not None and len(rows) > most:
+        count += f", the first {most} shown: --all shows every row"
+    console.print(count)
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[Any]], *, header: bool = True) -> Any:
+def _table(
+    names: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    header: bool = True,
+) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD if header else None, pad_edge=False, show_header=header)
+    box = SIMPLE_HEAD if header else None
+    table = Table(box=box, pad_edge=False, show_header=header)
     for i, name in enumerate(names):
         figures = all(isinstance(row[i], int | float | None) for row in rows)
-        table.add_column(
-            Text(name), justify="right" if header and rows and figures else "left", overflow="fold"
-        )
+        if header and rows and figures:
+            table.add_column(Text(name), justify="right", overflow="fold")
+        else:
+            table.add_column(Text(name), overflow="fold")
     for row in rows:
         table.add_row(*map(_cell, row))
     return table
@@ -118,4 +133,6 @@ def _cell(value: Any) -> Any:
 
     if value is None:
         return Text("null", "dim")
-    return Text(f"{value:.6g}" if isinstance(value, float) else str(value))
+    if isinstance(value, float):
+        return Text(f"{value:.6g}")
+    return Text(str(value))

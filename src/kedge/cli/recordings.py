@@ -39,7 +39,7 @@ def is_recording(name: str) -> bool:
 
 
 def recording_named(name: str | None, *, may_come: bool = False) -> str:
-    """Return the path of the recording that was named; of the newest one in this folder if none was.
+    """Return the path of the recording that was named; of the newest one here if none was.
 
     Args:
         name: What was typed.
@@ -60,7 +60,7 @@ def recording_named(name: str | None, *, may_come: bool = False) -> str:
 
 
 def expanded(names: Sequence[str]) -> list[str]:
-    """Return what was typed, with the recordings in a folder instead of that folder, and each of them once."""
+    """Return what was typed, with the recordings in a folder instead of that folder, each once."""
     found: dict[str, str] = {}
     for name in names:
         for path in _inside(name) or [name]:
@@ -69,14 +69,17 @@ def expanded(names: Sequence[str]) -> list[str]:
 
 
 def _with_suffix(name: str) -> str:
-    """Return the path of the recording that a name stands for, also if that is damaged or cannot be read."""
+    """Return the path of the recording that a name stands for, also of a damaged one."""
+    if is_recording(name):
+        return name
     full = name.rstrip(os.sep) + SUFFIX
-    is_meant = is_recording(full) or (os.path.isdir(full) and not os.path.lexists(name))
-    return full if is_meant and not is_recording(name) else name
+    if is_recording(full) or (os.path.isdir(full) and not os.path.lexists(name)):
+        return full
+    return name
 
 
 def _inside(folder: str) -> list[str]:
-    """Return the paths of all recordings in a folder that is not one itself, in the order in which they began."""
+    """Return the paths of all recordings in a folder that is not one, in the order of their begin."""
     if is_recording(_with_suffix(folder)) or not os.path.isdir(folder):
         return []
     return [os.path.join(folder, found.name) for found in scanned(folder)]
@@ -119,7 +122,8 @@ def scanned(folder: str) -> list[FoundRecording]:
     Kedge makes a recording in one of them before it gets its name.
     """
     with suppress(OSError):
-        return sorted(found for entry in os.scandir(folder) if (found := _found(entry)) is not None)
+        found = [_found(entry) for entry in os.scandir(folder)]
+        return sorted(one for one in found if one is not None)
     return []
 
 
@@ -129,9 +133,8 @@ def _found(entry: os.DirEntry[str]) -> FoundRecording | None:
     with suppress(OSError):  # it may be removed meanwhile, or be another user's
         named = entry.name.endswith(SUFFIX)
         if is_recording(entry.path) and (named or _has_own_manifest(entry.path)):
-            return FoundRecording(
-                os.stat(os.path.join(entry.path, _MANIFEST)).st_mtime_ns, entry.name, whole=True
-            )
+            manifest = os.stat(os.path.join(entry.path, _MANIFEST))
+            return FoundRecording(manifest.st_mtime_ns, entry.name, whole=True)
         if named and entry.is_dir():
             return FoundRecording(entry.stat().st_mtime_ns, entry.name, whole=False)
     return None
@@ -154,7 +157,8 @@ def _newest() -> str:
     found = _readable(os.curdir)
     if not found:
         raise NotARecording(
-            f"no recording is named, and there is none in {os.getcwd()}: kedge run writes one; or name its folder"
+            f"no recording is named, and there is none in {os.getcwd()}: "
+            "kedge run writes one; or name its folder"
         )
     return found[0]
 
@@ -173,11 +177,9 @@ def _must_be_near(name: str) -> None:
         stems = {each.removesuffix(SUFFIX): each for each in known}
         near = nearest(last.removesuffix(SUFFIX), stems)
         where = f"in {folder}" if folder else "here"
-        remedy = (
-            f"did you mean {os.path.join(folder, stems[near])}?"
-            if near
-            else f"{where} there is {listed(known)}"
-        )
+        remedy = f"{where} there is {listed(known)}"
+        if near:
+            remedy = f"did you mean {os.path.join(folder, stems[near])}?"
         raise NotARecording(f"{name} is not a recording: there is no such folder; {remedy}")
 
 

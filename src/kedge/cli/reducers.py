@@ -28,13 +28,17 @@ def pair(text: str, option: str, value: str) -> tuple[str, str]:
 
 
 def failed(what: str, error: Exception) -> Exception:
-    """Return the error to raise when a user's function raised one, with its place; Kedge's own errors stay as they are."""
+    """Return the error to raise when a user's function raised one, with its place.
+
+    Kedge's own errors stay as they are.
+    """
     if isinstance(error, KedgeError):
         return error
     last = traceback.extract_tb(error.__traceback__)[-1]
     first_line = str(error).strip().partition("\n")[0]
     return ScriptError(
-        f"{what} raised {type(error).__name__}: {first_line} ({last.filename}, line {last.lineno}); fix it"
+        f"{what} raised {type(error).__name__}: "
+        f"{first_line} ({last.filename}, line {last.lineno}); fix it"
     )
 
 
@@ -69,19 +73,21 @@ def _reducer(name: str, how: str) -> Any:
     found = _CALL.fullmatch(how)
     if found is None:
         raise ScriptError(f"{shown}: write HOW or HOW(ARGUMENT=VALUE, ...), such as topk(5)")
-    word, call = found[1], found[2] or "()"
+    word, call = found.groups()
     known: dict[str, Any] = {one.lower(): getattr(reduce, one) for one in _KNOWN}
-    kind = known.get(word) or function(word, "--reduce", known)
-    args, kwargs = arguments(call, shown)
+    made = known.get(word) or function(word, "--reduce", known)
+    args, kwargs = arguments(call or "()", shown)
     try:
-        made = kind(*args, **kwargs) if callable(kind) or found[2] else kind
+        if call or callable(made):
+            made = made(*args, **kwargs)
     except (TypeError, ValueError) as error:
         raise ScriptError(f"{shown}: {error}; fix the arguments in parentheses") from error
     except Exception as error:
         raise failed(f"{shown}: {word}", error) from error
     if not hasattr(made, "update"):
         raise ScriptError(
-            f"{shown}: {word} is a value of type {type(made).__name__}, not a reducer; name a reducer"
+            f"{shown}: {word} is a value of type {type(made).__name__}, not a reducer; "
+            "name a reducer"
         )
     return made
 
@@ -93,17 +99,19 @@ def arguments(text: str, shown: str) -> tuple[list[Any], dict[str, Any]]:
         ScriptError: The text cannot be read as arguments.
     """
     try:
-        call: Any = ast.parse(
-            f"call{text}", mode="eval"
-        ).body  # the text begins and ends like a call's arguments
-        return [_value(one) for one in call.args], {
-            str(one.arg): _value(one.value) for one in call.keywords
-        }
+        # The text begins and ends like a call's arguments.
+        call: Any = ast.parse(f"call{text}", mode="eval").body
+        args = [_value(one) for one in call.args]
+        kwargs = {str(one.arg): _value(one.value) for one in call.keywords}
     except (SyntaxError, ValueError, AttributeError) as error:
         raise ScriptError(
-            f"{shown}: {text} cannot be read; arguments are words, numbers and lists, such as (positions=mean) or ([0.5, 0.9])"
+            f"{shown}: {text} cannot be read; arguments are words, numbers and lists, "
+            "such as (positions=mean) or ([0.5, 0.9])"
         ) from error
+    return args, kwargs
 
 
 def _value(node: ast.expr) -> Any:
-    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+    if isinstance(node, ast.Name):
+        return node.id
+    return ast.literal_eval(node)

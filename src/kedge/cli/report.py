@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kedge.cli.config import add_config
 from kedge.cli.output import print_json
@@ -61,7 +61,10 @@ class ReportCommand:
             "recordings",
             metavar="RUN",
             nargs="*",
-            help=f"the recording, with or without {SUFFIX} (default: the newest one in this folder); or several to compare",
+            help=(
+                f"the recording, with or without {SUFFIX} (default: "
+                "the newest one in this folder); or several to compare"
+            ),
         )
         add_sites(parser, "show only these modules; with --html, begin with this filter")
         parser.add_argument(
@@ -72,12 +75,18 @@ class ReportCommand:
         parser.add_argument(
             "--headroom",
             action="store_true",
-            help="print how far each output and gradient is from the limits of its number format and of narrower ones",
+            help=(
+                "print how far each output and gradient is from the limits "
+                "of its number format and of narrower ones"
+            ),
         )
         parser.add_argument(
             "--saved",
             action="store_true",
-            help="print the memory that autograd saves for backward, by module and line, and how to free it",
+            help=(
+                "print the memory that autograd saves for backward, "
+                "by module and line, and how to free it"
+            ),
         )
         parser.add_argument("--json", action="store_true", help="print one JSON object")
         parser.add_argument(
@@ -112,7 +121,8 @@ class ReportCommand:
             _check_several(args)
             report_several(names, args, rules)
             return 0
-        args.recording = recording_named(names[0] if names else None)
+        named = names[0] if names else None
+        args.recording = recording_named(named)
         recording = open_recording(args.recording)
         if args.headroom:
             from kedge.report.headroom import render_headroom
@@ -125,7 +135,8 @@ class ReportCommand:
             from kedge.report.terminal import console_for
             from kedge.store.saved_account import MOST_ROWS
 
-            render_saved(recording, console_for(), None if args.all else MOST_ROWS)
+            most = None if args.all else MOST_ROWS
+            render_saved(recording, console_for(), most)
             return 0
 
         written = None
@@ -167,7 +178,8 @@ def _check_several(args: argparse.Namespace) -> None:
         args.parser.refuse("--headroom, --saved and --all are for a single recording: name one")
     if args.sites and not args.html:
         args.parser.refuse(
-            "a table of several recordings has no modules: leave --sites out, add --html, or name one"
+            "a table of several recordings has no modules: "
+            "leave --sites out, add --html, or name one"
         )
 
 
@@ -194,11 +206,17 @@ def _write(args: argparse.Namespace, shown_run: ShownRun) -> None:
 
     with progress("drawing the page"):
         page = render_page(shown_run, chosen=args.sites or "")
-    file = Path(args.output) if args.output else page_beside(Path(args.recording))
+    file = page_beside(Path(args.recording))
+    if args.output:
+        file = Path(args.output)
     write_page(file, page)
 
 
-def report_several(names: Sequence[str], args: argparse.Namespace, rules: Sequence[Rule]) -> None:
+def report_several(
+    names: Sequence[str],
+    args: argparse.Namespace,
+    rules: Sequence[Rule],
+) -> None:
     """Show several recordings, without those that cannot be read.
 
     Args:
@@ -216,8 +234,13 @@ def report_several(names: Sequence[str], args: argparse.Namespace, rules: Sequen
         from kedge.sites.filters import chosen_sites
 
         if args.sites is not None:  # a wrong filter is refused before the work
-            sites = [site for run in table.runs for site in run.shown_run.recording.sites]
+            sites: list[Any] = []
+            for run in table.runs:
+                sites += run.shown_run.recording.sites
             chosen_sites(args.sites, sites)
+        file = Path(names[0]).parent / PAGE
+        if args.output:
+            file = Path(args.output)
         with progress("drawing the page"):
             page = render_runs_page(table, pages_beside(names, file), args.sites or "")
         write_page(file, page)
@@ -230,27 +253,36 @@ def report_several(names: Sequence[str], args: argparse.Namespace, rules: Sequen
         render_runs(table, console_for())
 
 
-def _read(names: Sequence[str], args: argparse.Namespace, rules: Sequence[Rule]) -> RunTable:
+def _read(
+    names: Sequence[str],
+    args: argparse.Namespace,
+    rules: Sequence[Rule],
+) -> RunTable:
     from kedge.report.runs.summary import numbered, told_apart
     from kedge.report.runs.table import LeftOut, RunTable
 
-    source = not args.no_source
+    shown = numbered(names) if args.no_source else told_apart(names)
     runs: list[RunSummary] = []
     left: list[LeftOut] = []
-    for name, said in zip(names, told_apart(names) if source else numbered(names), strict=True):
+    for name, said in zip(names, shown, strict=True):
         try:
             runs.append(_summary(recording_named(name), said, args, rules))
         except RecordingError as error:
-            reason = str(error)
-            left.append(
-                LeftOut(said, reason.replace(name, said)) if args.html else LeftOut(name, reason)
-            )
+            reason = LeftOut(name, str(error))
+            if args.html:
+                reason = LeftOut(said, str(error).replace(name, said))
+            left.append(reason)
     if not runs:
         raise NotARecording("; ".join(f"{one.recording}: {one.reason}" for one in left))
     return RunTable(tuple(runs), tuple(left))
 
 
-def _summary(path: str, name: str, args: argparse.Namespace, rules: Sequence[Rule]) -> RunSummary:
+def _summary(
+    path: str,
+    name: str,
+    args: argparse.Namespace,
+    rules: Sequence[Rule],
+) -> RunSummary:
     from kedge.report.head import is_written
     from kedge.report.page.redact import shareable
     from kedge.report.runs.summary import RunSummary
@@ -258,7 +290,8 @@ def _summary(path: str, name: str, args: argparse.Namespace, rules: Sequence[Rul
     from kedge.rules.registry import check
 
     recording = open_recording(path)
-    written, wrote = is_written(recording), None
+    written = is_written(recording)
+    wrote = None
     if written:
         files = (Path(path), *Path(path).glob("stats-*.arrows"))
         wrote = max(file.stat().st_mtime for file in files)
@@ -270,20 +303,20 @@ def _summary(path: str, name: str, args: argparse.Namespace, rules: Sequence[Rul
 
 
 def pages_beside(names: Sequence[str], page: Path) -> list[str | None]:
-    """Return the file name of each recording's own page, if that stands in the folder of another page."""
-    found = []
+    """Return the file name of each recording's own page, if that is in the folder of a page."""
+    found: list[str | None] = []
     for name in names:
         file = page_beside(Path(name))
-        beside = (
-            file.parent.resolve() == page.parent.resolve()
-            and file.exists()
-            and file.name != page.name
-        )
-        found.append(file.name if beside else None)
+        is_beside = file.parent.resolve() == page.parent.resolve()
+        if is_beside and file.name != page.name and file.exists():
+            found.append(file.name)
+        else:
+            found.append(None)
     return found
 
 
 def page_beside(folder: Path) -> Path:
     """Return the file of a recording's page: beside the recording, with another ending."""
-    folder = folder if folder.name else folder.resolve()
+    if not folder.name:
+        folder = folder.resolve()
     return folder.with_name(f"{folder.name.removesuffix('.kedge')}.html")

@@ -62,16 +62,26 @@ class RunCommand:
         parser.add_argument(
             "--saved",
             action="store_true",
-            help="record every tensor that autograd saves in the first step (see: kedge report --saved)",
+            help=(
+                "record every tensor that autograd saves in the first step (see: "
+                "kedge report --saved)"
+            ),
         )
-        parser.add_argument("-q", "--quiet", action="store_true", help="print only failures")
+        parser.add_argument(
+            "-q",
+            "--quiet",
+            action="store_true",
+            help="print only failures",
+        )
         parser.add_argument(
             "--verify",
             action="store_true",
             help="check that the program computes the same bits when it is not watched",
         )
         parser.add_argument(
-            "--strict", action="store_true", help="stop the program if it cannot be recorded"
+            "--strict",
+            action="store_true",
+            help="stop the program if it cannot be recorded",
         )
 
     def run(self, args: argparse.Namespace) -> int | Ending:
@@ -91,13 +101,8 @@ class RunCommand:
             from kedge.verify.compare import verify
 
             return verify(program, args)
-        order = WatchOptions(
-            args.sites or "**",
-            args.every,
-            args.budget,
-            args.dump,
-            _step_account if args.saved else None,
-        )
+        account = _step_account if args.saved else None
+        order = WatchOptions(args.sites or "**", args.every, args.budget, args.dump, account)
         return _run(program, order, Output(name, args.force, args.quiet, args.strict))
 
 
@@ -110,7 +115,14 @@ def _step_account(shield: Any) -> Any:
 
 @dataclass(frozen=True)
 class Output:
-    """The place of the recording, whether the last lines are left out, and whether a failure of Kedge ends the program."""
+    """The place of the recording, and what `kedge run` does beside it.
+
+    Attributes:
+        name: The place.
+        force: Whether an existing recording is replaced.
+        quiet: Whether the last lines are left out.
+        strict: Whether a failure of Kedge ends the program.
+    """
 
     name: str
     force: bool
@@ -123,10 +135,17 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [options] (SCRIPT | -m MODULE) [ARGS ...]"
     rest = argparse.REMAINDER
     parser.add_argument(
-        "-m", metavar="MODULE [ARGS ...]", dest="module", nargs=rest, help="run a module"
+        "-m",
+        metavar="MODULE [ARGS ...]",
+        dest="module",
+        nargs=rest,
+        help="run a module",
     )
     parser.add_argument(
-        "script", metavar="SCRIPT [ARGS ...]", nargs=rest, help="the script, and its arguments"
+        "script",
+        metavar="SCRIPT [ARGS ...]",
+        nargs=rest,
+        help="the script, and its arguments",
     )
 
 
@@ -137,28 +156,32 @@ def program_of(args: argparse.Namespace) -> Program:
         del words[0]
     if not words:
         args.parser.refuse("name the program to run: a script, or -m and a module")
-    said = (
-        no_program(args.word, words[0], words[1:])
-        if args.module is None
-        else no_module(args.word, words)
-    )
+    word = args.word
+    first, *rest = words
+    is_module = args.module is not None
+    said = no_module(word, words) if is_module else no_program(word, first, rest)
     if said is not None:
         args.parser.refuse(said)
-    return Program(words[0], args.module is not None, words[1:])
+    return Program(first, is_module, rest)
 
 
 def _run(program: Program, order: WatchOptions, output: Output) -> Ending:
-    get_pid, pid, launch, report = os.getpid, os.getpid(), LaunchedRank.here(), lasting_messenger()
+    get_pid = os.getpid  # the program may replace it
+    pid = get_pid()
+    launch = LaunchedRank.here()
+    report = lasting_messenger()
     if not launch.leads:
         report = _signed(report, launch.rank)
     recorder = _recorder(program, order, output, report)
     watching = Watching(recorder, order, report, strict=output.strict)
     watching.place = recorder.folder
-    before, folder = BeforeProgram(), Path.cwd()
+    before = BeforeProgram()
+    folder = Path.cwd()
     watching.begin()
     starting = perf_counter() - BEGAN
     ending = program.run()
-    if pid != get_pid():  # a fork of the program: the recording and the last words are its parent's
+    # In a fork of the program: the recording and the last words are its parent's.
+    if pid != get_pid():
         return ending
     await_threads()
     end = RunEnd(watching, recorder, output, launch, folder, report, starting)
@@ -166,14 +189,18 @@ def _run(program: Program, order: WatchOptions, output: Output) -> Ending:
         with before.restored():
             return end.conclude(ending)
     except SystemExit as left:
-        if came_by_signal(left):  # a handler of the program's that ends it, which has ended already
+        # A handler of the program's that ends it, which has ended already.
+        if came_by_signal(left):
             return ending
-        return replace(ending, error=left, status=STATUS)  # strict, and the last rows were lost
+        # Strict, and the last rows were lost.
+        return replace(ending, error=left, status=STATUS)
     except KeyboardInterrupt:
         return ending
-    except BaseException as error:  # noqa: BLE001 - the program has ended, and its exit status is decided
+    except BaseException as error:  # noqa: BLE001 - the program's exit status is decided
         report(f"could not finish the recording: {text_of(error)}; its end may be missing")
-        return replace(ending, status=STATUS) if output.strict and not ending.status else ending
+        if output.strict and not ending.status:
+            return replace(ending, status=STATUS)
+        return ending
 
 
 @dataclass(frozen=True)
@@ -208,11 +235,9 @@ class RunEnd:
             for line in lines:
                 self.report(line)
         failed = self.recorder.failed or self.watching.failed
-        return (
-            replace(ending, status=STATUS)
-            if self.output.strict and failed and not ending.status
-            else ending
-        )
+        if self.output.strict and failed and not ending.status:
+            return replace(ending, status=STATUS)
+        return ending
 
     def _finish(self, ending: Ending) -> WatchSummary | None:
         summary = self.watching.finish()
@@ -227,8 +252,10 @@ class RunEnd:
         self, summary: WatchSummary | None, error: BaseException | None, end: EndClock
     ) -> Iterable[str]:
         if summary is None:
+            if self.watching.failed:
+                return [NOTHING]
             why = ended_before("it imported torch", error) or NO_TORCH
-            return [NOTHING if self.watching.failed else f"{NOTHING}: {why}"]
+            return [f"{NOTHING}: {why}"]
         from kedge.watch.run.summary import last_words
 
         return last_words(self.output.name, self.recorder, summary, self.folder, error, end)
@@ -241,14 +268,11 @@ def _signed(report: Callable[[str], None], rank: int) -> Callable[[str], None]:
 def _recorder(
     program: Program, order: WatchOptions, output: Output, report: Callable[[str], None]
 ) -> RecordingSink:
-    place, manifest = (
-        Path(output.name).absolute(),
-        manifest_of(program.command, program.target, order),
-    )
+    place = Path(output.name).absolute()
+    manifest = manifest_of(program.command, program.target, order)
 
-    def begin() -> (
-        RecordingWriter | None
-    ):  # with the first step: numpy and torch are the program's to import first
+    # With the first step: numpy and torch are the program's to import first.
+    def begin() -> RecordingWriter | None:
         with OWN_IMPORTS.in_force():
             from kedge.watch.run.begin import begin_recording
 

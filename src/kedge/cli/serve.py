@@ -33,16 +33,27 @@ class ServeCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
         add_recording(parser)
-        parser.add_argument("--port", type=_port, default=0, help="the port (default: a free one)")
+        parser.add_argument(
+            "--port",
+            type=_port,
+            default=0,
+            help="the port (default: a free one)",
+        )
         add_sites(parser, "let the page begin with this filter")
-        parser.add_argument("--open", action="store_true", help="open the page in the browser")
+        parser.add_argument(
+            "--open",
+            action="store_true",
+            help="open the page in the browser",
+        )
         parser.add_argument(
             "--token-file",
             metavar="FILE",
             help="write the token to this file, for Prometheus to read /metrics with",
         )
         parser.add_argument(
-            "--no-source", action="store_true", help="leave out source lines and their files"
+            "--no-source",
+            action="store_true",
+            help="leave out source lines and their files",
         )
         add_config(parser)
 
@@ -78,9 +89,9 @@ class ServeCommand:
         with running(server):
             if args.token_file:
                 _write_secret(args.token_file, server.token)
-            address = server.address + (
-                f"#{urlencode({'filter': args.sites})}" if args.sites else ""
-            )
+            address = server.address
+            if args.sites:
+                address += f"#{urlencode({'filter': args.sites})}"
             print(f"{name} is served at {address}\npress Ctrl-C to stop", flush=True)
             if args.open:
                 import webbrowser
@@ -101,7 +112,8 @@ def _server(news: News, port: int) -> PageServer:
         return PageServer(news, port)
     except OSError as error:
         raise CannotServe(
-            f"cannot serve on port {port}: {error.strerror or error}; name another with --port, or leave --port "
+            f"cannot serve on port {port}: {error.strerror or error}; "
+            "name another with --port, or leave --port "
             "out for a free one"
         ) from error
 
@@ -116,7 +128,8 @@ def _write_secret(name: str, token: str) -> None:
             file.write(token)
     except OSError as error:
         raise CannotServe(
-            f"cannot write the token to {name}: {error.strerror or error}; name another file with --token-file"
+            f"cannot write the token to {name}: {error.strerror or error}; "
+            "name another file with --token-file"
         ) from error
 
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 
 class SitesCommand:
-    """List the sites of a program's models: each module and parameter, and the kinds of values that can be recorded there.
+    """List the sites of a program's models, and the kinds of values that can be recorded there.
+
+    Each module and parameter is one.
 
     The program runs as under python until the end of its first step, and is then stopped.
     Its output goes to stderr, so that stdout contains only the list. With --ops, a program
@@ -43,10 +45,18 @@ class SitesCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
-        ops = "also list the operations in each forward, or of a program without modules, with shapes and lines"
-        parser.add_argument("--ops", action="store_true", help=ops)
         parser.add_argument(
-            "--json", action="store_true", help="print a list of objects, one for each model"
+            "--ops",
+            action="store_true",
+            help=(
+                "also list the operations in each forward, "
+                "or of a program without modules, with shapes and lines"
+            ),
+        )
+        parser.add_argument(
+            "--json",
+            action="store_true",
+            help="print a list of objects, one for each model",
         )
         parser.add_argument(
             "--all",
@@ -69,10 +79,8 @@ class SitesCommand:
         held: list[Any] = ModelListings() if args.ops else []
         watching = Watching(FirstStepSink(), WatchOptions(every=1), messenger(), holding=held)
         watching.begin()
-        with (
-            redirect_stdout(sys.stderr),
-            held.outside() if isinstance(held, ModelListings) else nullcontext(),
-        ):
+        outside = held.outside() if isinstance(held, ModelListings) else nullcontext()
+        with redirect_stdout(sys.stderr), outside:
             ending = program.run()
             if not isinstance(ending.error, FirstStepTaken):  # a thread may still train
                 await_threads()
@@ -81,11 +89,10 @@ class SitesCommand:
             return _print_documents(watching.watch, args.sites, ending)
         tables = list(_tables(watching.watch, held, args.sites, folded=not args.all))
         if not tables:
-            messenger()(
-                _NOTHING
-                if isinstance(held, ModelListings)
-                else f"{_NOTHING}; with --ops, its operations are listed"
-            )
+            nothing = _NOTHING
+            if not args.ops:
+                nothing += "; with --ops, its operations are listed"
+            messenger()(nothing)
             return ending if ending.status else 1
         print("\n\n".join(tables))
         return 0 if isinstance(ending.error, FirstStepTaken) else ending
@@ -99,7 +106,10 @@ class FirstStepTaken(SystemExit):
 
 
 def end_program() -> NoReturn:
-    """End the program, or a thread of it that has taken the first step: Python prints all but a plain `SystemExit` there."""
+    """End the program, or a thread of it that has taken the first step.
+
+    There, Python prints all but a plain `SystemExit`.
+    """
     if threading.current_thread() is threading.main_thread():
         raise FirstStepTaken(0)
     raise SystemExit(0)
@@ -108,11 +118,15 @@ def end_program() -> NoReturn:
 class FirstStepSink:
     """A sink that ends the program with the first recorded step."""
 
-    def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
+    def sites(
+        self,
+        sites: Sequence[Mapping[str, Any]],
+        roots: Sequence[Mapping[str, Any]],
+    ) -> None:
         """Ignore the sites that fired; the list is read from the models."""
 
-    def stats(self, step: int, columns: Mapping[str, Any]) -> None:  # noqa: ARG002 - the step alone matters
-        """End the program."""
+    def stats(self, step: int, columns: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """End the program: the step alone matters."""
         end_program()
 
     def event(self, event: Mapping[str, Any]) -> None:
@@ -129,7 +143,10 @@ class ModelListings(list[Any]):
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """List the operations of this thread outside of modules, from the import of torch until the first module is called."""
+        """List the operations of this thread outside of modules.
+
+        It begins with the import of torch, and ends when the first module is called.
+        """
         torch = AfterImport("torch", self._begin)
         torch.install()
         try:
@@ -171,20 +188,27 @@ def _tables(
         return
     for root, rows in _listed(watch, text):
         model = root.module()
-        prefix = f", recorded as {root.prefix}.*" if root.prefix else ""
-        head = f"{root.types['']} ({counted(root.parameters, 'parameter')}{prefix})"
+        about = counted(root.parameters, "parameter")
+        if root.prefix:
+            about += f", recorded as {root.prefix}.*"
+        head = f"{root.types['']} ({about})"
         if rows:
             yield f"{head}\n\n{rows.table(folded=folded)}"
             if isinstance(held, ModelListings) and id(model) in held.operations:
                 listing = held.operations[id(model)]
                 listing.session.end(quiet=True)
                 yield str(listing.operations())
-    alone = held.alone if isinstance(held, ModelListings) and not held else None
-    if alone is not None and (listed := alone.operations()):
-        yield f"operations outside of modules, with statistics of their results\n\n{listed}"
+    if isinstance(held, ModelListings) and not held and held.alone is not None:
+        listed = held.alone.operations()
+        if listed:
+            yield f"operations outside of modules, with statistics of their results\n\n{listed}"
 
 
-def _print_documents(watch: Watcher | None, text: str | None, ending: Ending) -> int | Ending:
+def _print_documents(
+    watch: Watcher | None,
+    text: str | None,
+    ending: Ending,
+) -> int | Ending:
     """Print the list as JSON, also if it is empty; returns the exit status, or how the program ended."""
     documents = list(_documents(watch, text))
     print_json(documents)
@@ -231,27 +255,33 @@ def _listed(watch: Watcher, text: str | None) -> list[tuple[RootModule, Sites]]:
     from kedge.sites.filters import chosen_sites
     from kedge.sites.table import Sites, sites
 
-    models = [(root, root.module()) for root in watch.models.roots]
-    listed = [
-        (root, Sites(tuple(_loose(watch, root))) if one is None else sites(one))
-        for root, one in models
-    ]
-    every = [site for root, rows in listed for site in _row_sites(root, rows)]
+    listed: list[tuple[RootModule, Sites]] = []
+    every: list[RowSite] = []
+    for root in watch.models.roots:
+        model = root.module()
+        rows = Sites(tuple(_loose(watch, root))) if model is None else sites(model)
+        listed.append((root, rows))
+        every += _row_sites(root, rows)
     if text is None or not every:
         return listed
-    kept = {id(site.row) for site in chosen_sites(text, every, "the models of this program")}
-    chosen = [(root, Sites(tuple(row for row in rows if id(row) in kept))) for root, rows in listed]
-    return [(root, rows) for root, rows in chosen if rows]
+
+    matching = chosen_sites(text, every, "the models of this program")
+    kept = {id(site.row) for site in matching}
+    chosen: list[tuple[RootModule, Sites]] = []
+    for root, rows in listed:
+        rows_kept = tuple(row for row in rows if id(row) in kept)
+        if rows_kept:
+            chosen.append((root, Sites(rows_kept)))
+    return chosen
 
 
 def _row_sites(root: RootModule, rows: Sites) -> Iterator[RowSite]:
     types = {row.path: row.type for row in rows if row.shape is None}
     for row in rows:
         owner = row.path if row.shape is None else row.path.rpartition(".")[0]
+        type_ = types.get(owner, row.type)
         for kind in row.kinds:
-            yield RowSite(
-                row, root.label(row.path), kind, types.get(owner, row.type), root.label(owner)
-            )
+            yield RowSite(row, root.label(row.path), kind, type_, root.label(owner))
 
 
 def _loose(watch: Watcher, root: RootModule) -> Iterator[SiteRow]:

@@ -9,7 +9,11 @@ from kedge.cli.sites_option import add_sites
 
 def add_watch_options(parser: argparse.ArgumentParser) -> None:
     """Add what is measured, how often, and at which cost."""
-    parser.add_argument("--force", action="store_true", help="replace an existing recording")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace an existing recording",
+    )
     add_sites(parser, "record only these sites")
     parser.add_argument(
         "--every",
@@ -23,7 +27,9 @@ def add_watch_options(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         type=_share,
         default=0.03,
-        help="overhead limit as a share of run time, such as 3%% (the default); 'none' for no limit",
+        help=(
+            "overhead limit as a share of run time, such as 3%% (the default); 'none' for no limit"
+        ),
     )
 
 

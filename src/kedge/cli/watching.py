@@ -42,7 +42,9 @@ class Watching:
         holding: list[Any] | None = None,
         strict: bool = False,
     ) -> None:
-        self.log, self.order, self._complain = log, order, complain
+        self.log = log
+        self.order = order
+        self._complain = complain
         self.place: Callable[[], Path | None] | None = None
         self._beginning = Shield(*BEGINNING, tell=complain, strict=strict)
         self._ending = Shield(*ENDING, tell=complain, strict=strict)
@@ -67,11 +69,13 @@ class Watching:
         """
         with self._undo:  # at last: until then reports and warnings go where they did
             self._import.remove()
-            self._beginning.off = True  # a daemon thread may be importing torch just now
+            # A daemon thread may be importing torch just now.
+            self._beginning.off = True
             if self.watch is None:
                 return None
             self._ending(self.watch.__exit__, None, None, None)
-            summary = self.watch.summary  # read before that call, whose time is not the program's
+            # Read before that call, whose time is not the program's.
+            summary = self.watch.summary
             if self.watch.record.dump is not None:
                 self.watch.record.dump.run_again()
             return summary
@@ -79,16 +83,20 @@ class Watching:
     @property
     def took(self) -> float:
         """Seconds that Kedge has taken since the program began, its imports included."""
-        return self._entering + (self.watch.summary.watching if self.watch is not None else 0.0)
+        if self.watch is None:
+            return self._entering
+        return self._entering + self.watch.summary.watching
 
     @property
     def failed(self) -> bool:
         """Whether something failed, here or in a hook."""
+        if self._beginning.failure is not None or self._ending.off:
+            return True
         watch = self.watch
-        failed = self._beginning.failure is not None or self._ending.off
-        return failed or (
-            watch is not None and (watch.failed or watch.record.first_step.shield.off)
-        )
+        if watch is None:
+            return False
+        first_step = watch.record.first_step
+        return watch.failed or first_step.shield.off
 
     def _begin(self) -> None:
         self._beginning(self._enter)

@@ -1,4 +1,4 @@
-"""The parts that all pictures share: the figure, text sizes, and colours for all kinds of colour vision."""
+"""The parts that all pictures share: the figure, text sizes, and colours."""
 
 from __future__ import annotations
 
@@ -19,16 +19,29 @@ __all__ = ["Axes"]
 
 WIDTH = 7.2
 """Inches; at 110 dots per inch as wide as a page of text."""
-TEXT, TITLE = 9, 10
-TWO_SIGNS, ONE_SIGN = "RdBu_r", "viridis"
-"""Colour maps for all kinds of colour vision: the first is for both signs, with white for 0."""
+TEXT = 9
+TITLE = 10
+TWO_SIGNS = "RdBu_r"
+"""The colour map for both signs, with white for 0; it is for all kinds of colour vision."""
+ONE_SIGN = "viridis"
+"""The colour map for one sign; it is for all kinds of colour vision."""
 CLASSES = (
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#5b5b5b", "#332288", "#999933"
-)  # fmt: skip
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#882255",
+    "#5b5b5b",
+    "#332288",
+    "#999933",
+)
 """Colours of classes, after Okabe and Ito and after Tol; see also `MARKERS`."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 """One more than there are colours, so that no two of 110 classes share both."""
-ACCENT, QUIET = "#0072b2", "#57606a"
+ACCENT = "#0072b2"
+QUIET = "#57606a"
 NOTHING = "#d0d7de"
 """The background of images, visible at non-finite values; not a colour of the maps."""
 
@@ -46,7 +59,7 @@ class Drawing(Figure):
 
 
 def dress(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
-    """Set the title and labels of axes, in sizes that suit text, and remove the frame on the right and above."""
+    """Set the title and labels of axes, and remove the frame on the right and above."""
     axes.set_title(plain(title), fontsize=TITLE, loc="left")
     axes.set_xlabel(plain(x), fontsize=TEXT)
     axes.set_ylabel(plain(y), fontsize=TEXT)
@@ -63,7 +76,7 @@ def plain(text: object) -> str:
 
 
 def bare(axes: Axes, title: str = "") -> None:
-    """Remove ticks and frame from the axes of an image; values without a colour, such as NaN, become grey."""
+    """Remove ticks and frame from the axes of an image; NaN and other values without a colour are grey."""
     axes.set_facecolor(NOTHING)
     axes.set_title(plain(title), fontsize=TEXT - 1, loc="left", pad=3)
     axes.set_xticks([])
@@ -85,23 +98,27 @@ def host(value: Any) -> Tensor:
     if hasattr(value, "keys"):
         names = [f'["{name}"]' for name in value][:3]
         raise CannotDraw(
-            f"a figure takes one tensor here, not a mapping: give one of its values, such as {', '.join(names)}"
+            "a figure takes one tensor here, not a mapping: "
+            f"give one of its values, such as {', '.join(names)}"
         )
     try:
-        tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
+        tensor = torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise CannotDraw(
-            f"a figure takes a tensor, or a value that converts to one, not a {type(value).__name__}: {error}"
+            "a figure takes a tensor, or a value that converts to one, "
+            f"not a {type(value).__name__}: {error}"
         ) from error
     if tensor.is_nested or tensor.is_complex():
         what = "nested" if tensor.is_nested else "complex"
         raise CannotDraw(
-            f"a figure takes a dense tensor of real numbers, and this one is {what}; give a part of it, or .abs()"
+            f"a figure takes a dense tensor of real numbers, and this one is {what}; "
+            "give a part of it, or .abs()"
         )
-    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    return tensor.to(
-        device="cpu", dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32
-    )
+
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return tensor.to(device="cpu", dtype=dtype)
 
 
 def shown(tensor: Tensor) -> Any:

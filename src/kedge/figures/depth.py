@@ -93,18 +93,21 @@ def distributions(
             raise CannotDraw(
                 f"distributions(...) got {describe(given)}; it takes tensors by site, in a dict"
             )
-    panels = [(units[0], values)] + ([] if gradients is None else [(units[1], gradients)])
-    spreads = [
-        (unit, [_spread(site, value) for site, value in some.items()]) for unit, some in panels
-    ]
+    panels = [(units[0], values)]
+    if gradients is not None:
+        panels.append((units[1], gradients))
+    spreads = []
+    for unit, some in panels:
+        spreads.append((unit, [_spread(site, value) for site, value in some.items()]))
     if not all(found for _, found in spreads):
         raise CannotDraw(
-            "distributions(...) got no site; it takes tensors by site, such as kedge.extract returns"
+            "distributions(...) got no site; "
+            "it takes tensors by site, such as kedge.extract returns"
         )
     if kind not in ("bands", "ridges"):
         raise CannotDraw(f'kind={kind!r}: use "bands" or "ridges"')
-    draw = _bands if kind == "bands" else _ridges
-    figure = draw(spreads)
+
+    figure = _bands(spreads) if kind == "bands" else _ridges(spreads)
     if title:
         figure.suptitle(plain(title), fontsize=TITLE, x=0.01, ha="left")
     return figure
@@ -117,46 +120,45 @@ def _spread(site: str, value: Any) -> SiteSpread:
     elements = elements[:: max(-(-elements.numel() // _MOST), 1)].abs()
     finite = elements[elements.isfinite()]
     there = finite[finite > 0].sort().values
-    zero = 1 - there.numel() / finite.numel() if finite.numel() else 0.0
+    zero = 0.0
+    if finite.numel():
+        zero = 1 - there.numel() / finite.numel()
     return SiteSpread(site, there, zero, elements.numel() - finite.numel())
 
 
 def _bands(panels: Sequence[tuple[str, list[SiteSpread]]]) -> Drawing:
-    longest = max(len(spread.site) for _, found in panels for spread in found)
+    longest = 0
+    for _, found in panels:
+        longest = max(longest, *(len(spread.site) for spread in found))
     figure = Drawing(2.6 * len(panels) + 0.8 + min(longest, 40) * 0.06 * len(panels))
-    heights = [part for _ in panels for part in (4, 1)]
+    heights = [4, 1] * len(panels)
     grid = figure.subplots(2 * len(panels), 1, height_ratios=heights, squeeze=False)[:, 0]
     for number, (unit, found) in enumerate(panels):
-        _band(grid[2 * number], unit, found)
+        band = grid[2 * number]
+        zeros = grid[2 * number + 1]
+        _band(band, unit, found)
         if not number:
-            _legend(grid[0])
-        _zeros(grid[2 * number + 1], found)
-        grid[2 * number].sharex(grid[2 * number + 1])
-        grid[2 * number].tick_params(labelbottom=False)
+            _legend(band)
+        _zeros(zeros, found)
+        band.sharex(zeros)
+        band.tick_params(labelbottom=False)
     return figure
 
 
 def _band(axes: Axes, unit: str, found: Sequence[SiteSpread]) -> None:
-    places = list(range(len(found)))
-    quantiles = torch.tensor(
-        [[_quantile(spread, q) for q in _QUANTILES] for spread in found], dtype=torch.float64
-    )
-    ends = (
-        [-0.25, 0.25] if len(found) == 1 else places
-    )  # otherwise the bands of a single site have no width
+    quantiles = torch.tensor([_quantiles(spread) for spread in found], dtype=torch.float64)
+    places: list[float] = list(range(len(found)))
+    ends = places
+    if len(found) == 1:  # otherwise its bands would have no width
+        ends = [-0.25, 0.25]
     wide = quantiles.expand(len(ends), -1)
     for low, high, tint, label in _BANDS:
-        axes.fill_between(
-            ends,
-            wide[:, low].tolist(),
-            wide[:, high].tolist(),
-            color=tint,
-            lw=0,
-            label=label,
-        )
-    axes.plot(
-        places, quantiles[:, 3].tolist(), color=ACCENT, marker="o", ms=3.5, lw=1.4, label="median"
-    )
+        below = wide[:, low].tolist()
+        above = wide[:, high].tolist()
+        axes.fill_between(ends, below, above, color=tint, lw=0, label=label)
+
+    median = quantiles[:, 3].tolist()
+    axes.plot(places, median, color=ACCENT, marker="o", ms=3.5, lw=1.4, label="median")
     _bad(axes, found)
     if bool((quantiles > 0).any()):
         axes.set_yscale("log")
@@ -192,7 +194,8 @@ def _bad(axes: Axes, found: Sequence[SiteSpread]) -> None:
 
 
 def _zeros(axes: Axes, found: Sequence[SiteSpread]) -> None:
-    axes.bar(range(len(found)), [100 * spread.zero for spread in found], color=QUIET, width=0.6)
+    shares = [100 * spread.zero for spread in found]
+    axes.bar(range(len(found)), shares, color=QUIET, width=0.6)
     axes.set_ylim(0, 100)
     axes.set_yticks([0, 100])
     dress(axes, y="zero, %")
@@ -207,9 +210,8 @@ def _zeros(axes: Axes, found: Sequence[SiteSpread]) -> None:
 def _ridges(panels: Sequence[tuple[str, list[SiteSpread]]]) -> Drawing:
     most = max(len(found) for _, found in panels)
     figure = Drawing(min(0.34 * most + 1.2, 24))
-    for axes, (unit, found) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
-    ):
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (unit, found) in zip(grid, panels, strict=True):
         _ridge(axes, unit, found)
     return figure
 
@@ -219,14 +221,14 @@ def _ridge(axes: Axes, unit: str, found: Sequence[SiteSpread]) -> None:
     low, high = _ends(there)
     for place, spread in enumerate(found):
         line = len(found) - 1 - place
+        above = place + 1
         counts = torch.histc(spread.magnitudes.log10().float(), _BINS, low, high)
-        curve = line + 1.5 * counts / max(float(counts.max()), 1.0)
-        bins = torch.logspace(low, high, _BINS)
-        axes.fill_between(
-            shown(bins), line, shown(curve), color=_BANDS[1][2], lw=0, zorder=place + 1
-        )
-        axes.plot(shown(bins), shown(curve), color="white", lw=1.6, zorder=place + 1)
-        axes.plot(shown(bins), shown(curve), color=ACCENT, lw=0.9, zorder=place + 1)
+        heights = shown(line + 1.5 * counts / max(float(counts.max()), 1.0))
+        bins = shown(torch.logspace(low, high, _BINS))
+        axes.fill_between(bins, line, heights, color=_BANDS[1][2], lw=0, zorder=above)
+        axes.plot(bins, heights, color="white", lw=1.6, zorder=above)
+        axes.plot(bins, heights, color=ACCENT, lw=0.9, zorder=above)
+
     axes.set_xscale("log")
     labels = [_named(spread.site) + _besides(spread) for spread in reversed(found)]
     axes.set_yticks(range(len(found)), labels, fontsize=TEXT - 1)
@@ -246,16 +248,25 @@ def _ends(there: Sequence[Tensor]) -> tuple[float, float]:
 
 
 def _besides(spread: SiteSpread) -> str:
-    parts = [f"{spread.zero:.0%} zero"] if spread.zero else []
-    parts += [f"{spread.nonfinite:,} not finite"] if spread.nonfinite else []
-    return f"  ({', '.join(parts)})" if parts else ""
+    parts = []
+    if spread.zero:
+        parts.append(f"{spread.zero:.0%} zero")
+    if spread.nonfinite:
+        parts.append(f"{spread.nonfinite:,} not finite")
+    if not parts:
+        return ""
+    return f"  ({', '.join(parts)})"
 
 
-def _quantile(spread: SiteSpread, share: float) -> float:
+def _quantiles(spread: SiteSpread) -> list[float]:
     some = spread.magnitudes
-    return float(some[round(share * (len(some) - 1))]) if len(some) else float("nan")
+    if not len(some):
+        return [float("nan")] * len(_QUANTILES)
+    return [float(some[round(share * (len(some) - 1))]) for share in _QUANTILES]
 
 
 def _named(site: str) -> str:
     """Return a name, shortened in the middle, where paths differ least."""
-    return plain(site if len(site) <= 40 else f"{site[:15]}…{site[-24:]}")
+    if len(site) > 40:
+        site = f"{site[:15]}…{site[-24:]}"
+    return plain(site)

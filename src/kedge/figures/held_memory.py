@@ -48,9 +48,10 @@ class HeldOverTime(Protocol):
 
 
 def memory(held: Any, *, title: str = "") -> Drawing:
-    """Draw the bytes that autograd holds for backward over a step, and the modules that hold most at the peak.
+    """Draw the bytes that autograd holds for backward over a step.
 
-    In a model of more than 40 modules, blocks that hold the same share a bar, as in ``h.0-11.mlp``.
+    Beside them are the modules that hold most at the peak. In a model of more than 40 modules,
+    blocks that hold the same share a bar, as in ``h.0-11.mlp``.
 
     Args:
         held: A memory report, ``kedge.saved(model, backward=True)(x)``, or the `course` of a
@@ -69,9 +70,11 @@ def memory(held: Any, *, title: str = "") -> Drawing:
     course = getattr(held, "timeline", held)
     if not isinstance(course, HeldOverTime) or not course.bytes or not course.peak:
         raise CannotDraw(
-            f"memory(...) got a {type(held).__name__} that holds nothing; it takes the account kedge.saved(model, "
-            "backward=True)(x) of a model that saves something"
+            f"memory(...) got a {type(held).__name__} that holds nothing; "
+            "it takes the account "
+            "kedge.saved(model, backward=True)(x) of a model that saves something"
         )
+
     divisor, unit = next((scale, name) for scale, name in _SCALES if course.peak >= scale)
     holders = _holders(course)[:_HOLDERS]
     figure = Drawing(max(2.9, 0.22 * len(holders) + 1.1))
@@ -84,16 +87,23 @@ def memory(held: Any, *, title: str = "") -> Drawing:
 
 
 def _over_time(axes: Axes, course: HeldOverTime, divisor: float, unit: str) -> None:
-    at, heights = [0, *course.at], [0.0, *(size / divisor for size in course.bytes)]
+    at = [0, *course.at]
+    heights = [0.0, *(size / divisor for size in course.bytes)]
     axes.fill_between(at, heights, step="post", color=ACCENT, alpha=0.25, lw=0)
     axes.step(at, heights, where="post", color=ACCENT, lw=1.3)
+
     peak = course.peak / divisor
     axes.plot([course.peak_at], [peak], "o", color=_WARM, ms=5)
-    right = course.peak_at > max(at) / 4
+    side, apart = ("right", -7) if course.peak_at > max(at) / 4 else ("left", 7)
     axes.annotate(
-        f"peak {sized(course.peak)}", (course.peak_at, peak), (-7 if right else 7, 3), textcoords="offset points",
-        ha="right" if right else "left", fontsize=TEXT, color=_WARM,
-    )  # fmt: skip
+        f"peak {sized(course.peak)}",
+        (course.peak_at, peak),
+        (apart, 3),
+        textcoords="offset points",
+        ha=side,
+        fontsize=TEXT,
+        color=_WARM,
+    )
     if course.backward is not None:
         axes.axvline(course.backward - 0.5, color=QUIET, lw=0.9, ls=(0, (4, 3)))
         axes.text(course.backward, peak * 0.04, " backward", fontsize=TEXT - 1, color=QUIET)
@@ -103,13 +113,15 @@ def _over_time(axes: Axes, course: HeldOverTime, divisor: float, unit: str) -> N
 
 
 def _holders(course: HeldOverTime) -> list[tuple[str, int]]:
-    """Return the names and bytes of what holds memory at the peak, the largest first: modules, or blocks of alike ones."""
+    """Return the names and bytes of what holds memory at the peak, the largest first.
+
+    These are modules, or blocks of alike ones.
+    """
     tensors = getattr(course, "tensors", None)
     if not tensors or not tensors.kinds:
-        return [
-            ("outside all modules" if path is None else path or "the model itself", size)
-            for path, size in course.holders
-        ]
+        named = {None: "outside all modules", "": "the model itself"}
+        return [(named.get(path, str(path)), size) for path, size in course.holders]
+
     moment = course.at.index(course.peak_at)
     held: Counter[str] = Counter()
     for path, size in _own(held_tree(tensors, moment)):
@@ -128,17 +140,15 @@ def _at_peak(
     axes: Axes, holders: Sequence[tuple[str, int]], peak: int, divisor: float, unit: str
 ) -> None:
     places = range(len(holders))
-    axes.barh(
-        places, [size / divisor for _, size in holders], color=ACCENT, alpha=0.75, height=0.65
-    )
-    axes.set_yticks(
-        places, [plain(cut(name, _LONGEST_NAME)) for name, _ in holders], fontsize=TEXT - 1
-    )
+    sizes = [size / divisor for _, size in holders]
+    names = [plain(cut(name, _LONGEST_NAME)) for name, _ in holders]
+    axes.barh(places, sizes, color=ACCENT, alpha=0.75, height=0.65)
+    axes.set_yticks(places, names, fontsize=TEXT - 1)
     axes.invert_yaxis()
+
+    label = unit
     rest = peak - sum(size for _, size in holders)
-    dress(
-        axes,
-        "at the peak, by module",
-        x=f"{unit}" + (f"; {sized(rest)} in others" if rest > 0 else ""),
-    )
+    if rest > 0:
+        label += f"; {sized(rest)} in others"
+    dress(axes, "at the peak, by module", x=label)
     axes.tick_params(axis="y", length=0)

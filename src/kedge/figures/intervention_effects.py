@@ -49,7 +49,9 @@ def effects(
     about: float = 0.0,
     title: str = "",
 ) -> Drawing:
-    """Draw a table of effects as colours, with sites down, in the order of the data, and positions or tokens across.
+    """Draw a table of effects as colours.
+
+    Sites go down, in the order of the data, and positions or tokens across.
 
     Args:
         values: The effects, ``[sites]`` or ``[sites, positions]``, with NaN for missing ones; or
@@ -70,36 +72,34 @@ def effects(
         >>> figure = figures.effects(torch.tensor([0.0, 0.4, 1.0]), rows=["conv", "relu", "fc"])
     """
     if isinstance(values, Patched):
-        rows, values = list(dict.fromkeys(row.site for row in values.rows)), values.effects
+        rows = list(dict.fromkeys(row.site for row in values.rows))
+        values = values.effects
     table = host(values)
-    table = table[:, None] if table.dim() == 1 else table
-    if (
-        table.dim() != 2
-        or len(rows) != len(table)
-        or (columns and len(columns) != table.shape[1])
-        or not table.numel()
-    ):
+    if table.dim() == 1:
+        table = table[:, None]
+    is_table = table.dim() == 2 and table.numel() > 0 and len(rows) == len(table)
+    if not is_table or (columns and len(columns) != table.shape[1]):
         raise CannotDraw(
-            f"effects(...) got {describe(values)} with {len(rows)} rows' and {len(columns)} columns' names; it takes "
-            "[sites] or [sites, positions] and a name for each"
+            f"effects(...) got {describe(values)} with {len(rows)} rows' "
+            f"and {len(columns)} columns' names; "
+            "it takes [sites] or [sites, positions] and a name for each"
         )
+
     finite = table[table.isfinite()] - about
     most = float(finite.abs().max()) if finite.numel() else 1.0
-    signed = bool((finite < 0).any())
-    low, high = (about - most if signed else about), about + (most or 1.0)
-    height, width = len(table), table.shape[1]
+    high = about + (most or 1.0)
+    scale: dict[str, Any] = {"cmap": ONE_SIGN, "vmin": about, "vmax": high}
+    if bool((finite < 0).any()):
+        scale |= {"cmap": TWO_SIGNS, "vmin": about - most}
+
+    height, width = table.shape
     figure = Drawing(min(0.27 * height + 1.1, 24), min(3.0 + 0.55 * width, WIDTH))
     axes = figure.subplots()
-    colour_map = TWO_SIGNS if signed else ONE_SIGN
-    image = axes.imshow(
-        shown(table), cmap=colour_map, vmin=low, vmax=high, aspect="auto", interpolation="nearest"
-    )
+    image = axes.imshow(shown(table), aspect="auto", interpolation="nearest", **scale)
     axes.set_facecolor(NOTHING)
     dress(axes, title)
     axes.set_yticks(range(height), [plain(row) for row in rows], fontsize=TEXT - 1)
-    axes.set_xticks(
-        range(width) if columns else [], [plain(column) for column in columns], fontsize=TEXT - 1
-    )
+    axes.set_xticks(range(len(columns)), [plain(each) for each in columns], fontsize=TEXT - 1)
     if columns and max(len(str(column)) for column in columns) * width > 80:
         axes.tick_params(axis="x", labelrotation=90)
     axes.tick_params(length=0)
@@ -113,19 +113,13 @@ def effects(
 
 def _write(axes: Any, table: Any, image: Any) -> None:
     """Write each number into its cell, in black or white, whichever has more contrast."""
-    most = float(table[table.isfinite()].abs().max()) if bool(table.isfinite().any()) else 1.0
+    finite = table[table.isfinite()]
+    most = float(finite.abs().max()) if finite.numel() else 1.0
     places = max(2 - math.floor(math.log10(most or 1.0)), 0)
     form = f".{places}f" if places < 6 and most < 1e6 else ".2e"
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": TEXT - 1}
     for y, row in enumerate(table.tolist()):
         for x, number in enumerate(row):
             red, green, blue, _ = image.cmap(image.norm(number))
             ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.55 else "white"
-            axes.text(
-                x,
-                y,
-                f"{round(number, places) + 0.0:{form}}",
-                ha="center",
-                va="center",
-                fontsize=TEXT - 1,
-                color=ink,
-            )
+            axes.text(x, y, f"{round(number, places) + 0.0:{form}}", color=ink, **style)

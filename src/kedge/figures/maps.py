@@ -59,40 +59,40 @@ def feature_maps(
     maps = _of_sample(values, sample)
     if most < 1 or order not in ("strength", "index") or scale not in ("shared", "own"):
         raise CannotDraw(
-            f'feature_maps(most={most}, order={order!r}, scale={scale!r}): most must be at least 1, order "strength" '
-            'or "index", and scale "shared" or "own"'
+            f"feature_maps(most={most}, order={order!r}, scale={scale!r}): "
+            'most must be at least 1, order "strength" or "index", '
+            'and scale "shared" or "own"'
         )
-    strength = maps.abs().flatten(1).mean(1)
-    chosen = (
-        strength.argsort(descending=True, stable=True)[:most]
-        if order == "strength"
-        else range(len(maps))[:most]
-    )
-    drawn = [int(channel) for channel in chosen]
+    drawn = list(range(len(maps)))
+    chosen_by = "by index"
+    if order == "strength":
+        strength = maps.abs().flatten(1).mean(1)
+        drawn = strength.argsort(descending=True, stable=True).tolist()
+        chosen_by = "strongest first, by mean magnitude"
+    drawn = drawn[:most]
+
     signed = bool((maps < 0).any())
+    colour_map = TWO_SIGNS if signed else ONE_SIGN
     figure = Drawing(_height(maps, len(drawn)))
     grid = figure.subplots(ceil(len(drawn) / _COLUMNS), _COLUMNS, squeeze=False)
     image: Any = None
     for axes, channel in zip(grid.flat, drawn, strict=False):
-        low, high = _range(maps[channel] if scale == "own" else maps[drawn], signed=signed)
-        image = axes.imshow(
-            shown(maps[channel]), cmap=TWO_SIGNS if signed else ONE_SIGN, vmin=low, vmax=high
-        )
-        bare(axes, f"{channel}" if scale == "shared" else f"{channel}: to {high:.2g}")
+        of = maps[channel] if scale == "own" else maps[drawn]
+        low, high = _range(of, signed=signed)
+        image = axes.imshow(shown(maps[channel]), cmap=colour_map, vmin=low, vmax=high)
+        name = f"{channel}: to {high:.2g}" if scale == "own" else f"{channel}"
+        bare(axes, name)
     for axes in grid.flat[len(drawn) :]:
         axes.set_visible(False)
+
+    ranges = "each with its own range of colours"
     if scale == "shared":
         colours(figure, image, list(grid.flat), "activation")
-    chosen_by = "strongest first, by mean magnitude" if order == "strength" else "by index"
-    ranges = (
-        "one range of colours for all"
-        if scale == "shared"
-        else "each with its own range of colours"
-    )
-    subtitle = f"{len(drawn)} of {len(maps)} channels, {chosen_by}; {ranges}"
-    figure.suptitle(
-        f"{plain(title)}\n{subtitle}" if title else subtitle, fontsize=10, x=0.01, ha="left"
-    )
+        ranges = "one range of colours for all"
+    text = f"{len(drawn)} of {len(maps)} channels, {chosen_by}; {ranges}"
+    if title:
+        text = f"{plain(title)}\n{text}"
+    figure.suptitle(text, fontsize=10, x=0.01, ha="left")
     return figure
 
 
@@ -102,9 +102,10 @@ def _of_sample(values: Any, sample: int) -> Tensor:
         maps = maps[sample]
     if maps.dim() != 3 or not maps.numel():
         raise CannotDraw(
-            f"feature_maps(...) draws one sample of [n, channels, height, width], and got {describe(values)} and "
-            f"sample={sample}; turn tokens [n, tokens, channels] into images with .transpose(1, 2).unflatten(2, "
-            "(height, width))"
+            "feature_maps(...) draws one sample of [n, channels, height, width], "
+            f"and got {describe(values)} and sample={sample}; "
+            "turn tokens [n, tokens, channels] into images "
+            "with .transpose(1, 2).unflatten(2, (height, width))"
         )
     return maps
 
@@ -112,7 +113,8 @@ def _of_sample(values: Any, sample: int) -> Tensor:
 def _range(maps: Tensor, *, signed: bool) -> tuple[float, float]:
     finite = maps[maps.isfinite()]
     most = float(finite.abs().max()) if finite.numel() else 0.0
-    return (-most if signed else 0.0), most or 1.0
+    low = -most if signed else 0.0
+    return low, most or 1.0
 
 
 def _height(maps: Tensor, count: int) -> float:

@@ -65,13 +65,15 @@ def attributions(
     given = maps if isinstance(maps, Mapping) else {"": maps}
     named = {name: _maps(value, len(pictures)) for name, value in given.items()}
     signed = any(bool((found < 0).any()) for found in named.values())
+
     beside = how == "beside"
-    columns, (height, width) = len(named) + beside, pictures.shape[1:3]
+    columns = len(named) + beside
+    height, width = pictures.shape[1:3]
     each = min((WIDTH - 1.45) / columns, 1.9)  # the rest is for the colour bar and its label
-    figure = Drawing(
-        min(each * height / width + 0.2, 4) * len(pictures) + 0.4, min(WIDTH, each * columns + 1.5)
-    )
+    row_height = min(each * height / width + 0.2, 4)
+    figure = Drawing(row_height * len(pictures) + 0.4, min(WIDTH, each * columns + 1.5))
     grid = figure.subplots(len(pictures), columns, squeeze=False)
+
     image: Any = None
     for row, picture in enumerate(pictures):
         label = str(labels[row]) if row < len(labels) else ""
@@ -79,9 +81,14 @@ def attributions(
             grid[row, 0].imshow(shown(picture), cmap="gray", vmin=0, vmax=1)
             bare(grid[row, 0], label or "input")
         for column, (name, found) in enumerate(named.items(), start=int(beside)):
-            image = _draw(grid[row, column], found[row], picture, over=not beside, signed=signed)
-            words = [name if row == 0 else "", label if not beside and column == 0 else ""]
-            bare(grid[row, column], ", ".join(filter(None, words)))
+            axes = grid[row, column]
+            image = _draw(axes, found[row], picture, over=not beside, signed=signed)
+            words = []
+            if row == 0 and name:
+                words.append(name)
+            if column == 0 and label:  # over the picture
+                words.append(label)
+            bare(axes, ", ".join(words))
     colours(figure, image, list(grid.flat), "share of each picture's\nlargest magnitude")
     if title:
         figure.suptitle(plain(title), fontsize=10, x=0.01, ha="left")
@@ -89,43 +96,50 @@ def attributions(
 
 
 def _draw(axes: Any, found: Tensor, picture: Tensor, *, over: bool, signed: bool) -> Any:
-    """Draw one map in the size of its picture, relative to its largest magnitude; return matplotlib's image."""
+    """Draw one map in the size of its picture, relative to its largest magnitude.
+
+    Returns:
+        Matplotlib's image.
+    """
     finite = found[found.isfinite()]
-    relative = found / ((float(finite.abs().max()) if finite.numel() else 0.0) or 1.0)
+    most = float(finite.abs().max()) if finite.numel() else 0.0
+    relative = found / (most or 1.0)
     relative[~found.isfinite()] = nan
     height, width = picture.shape[:2]
-    style = {
-        "cmap": TWO_SIGNS if signed else ONE_SIGN,
-        "vmin": -1.0 if signed else 0.0,
-        "vmax": 1.0,
-    }
+    style: dict[str, Any] = {"cmap": ONE_SIGN, "vmin": 0.0, "vmax": 1.0}
+    if signed:
+        style |= {"cmap": TWO_SIGNS, "vmin": -1.0}
     if not over:
-        return axes.imshow(
-            shown(relative), extent=(0, width, height, 0), interpolation="nearest", **style
-        )
+        style |= {"extent": (0, width, height, 0), "interpolation": "nearest"}
+        return axes.imshow(shown(relative), **style)
+
     fitted = functional.interpolate(
         relative[None, None], (height, width), mode="bilinear", align_corners=False
     )[0, 0]
     grey = picture if picture.dim() == 2 else picture.mean(-1)
     axes.imshow(shown(grey), cmap="gray", vmin=-0.2, vmax=1.2)
-    return axes.imshow(
-        shown(fitted), alpha=shown(fitted.abs().clamp(0, 1).nan_to_num() * _COVER), **style
-    )
+    cover = fitted.abs().clamp(0, 1).nan_to_num() * _COVER
+    return axes.imshow(shown(fitted), alpha=shown(cover), **style)
 
 
 def _images(images: Any) -> Tensor:
     """Return images between 0 and 1 with channels last; grey images without channels."""
     found = host(images)
-    found = found[None] if found.dim() == 3 else found
+    if found.dim() == 3:
+        found = found[None]
     if found.dim() != 4 or found.shape[1] not in (1, 3) or not found.numel():
         raise CannotDraw(
-            f"attributions(...) draws images [n, channels, height, width] of 1 or 3 channels, and got {describe(images)}"
+            "attributions(...) draws images [n, channels, "
+            "height, width] of 1 or 3 channels, "
+            f"and got {describe(images)}"
         )
     finite = found.isfinite()
     low = found.where(finite, inf).amin((1, 2, 3), keepdim=True)
     high = found.where(finite, -inf).amax((1, 2, 3), keepdim=True)
     found = ((found - low) / (high - low).clamp_min(1e-12)).where(finite, nan)
-    return found[:, 0] if found.shape[1] == 1 else found.permute(0, 2, 3, 1)
+    if found.shape[1] == 1:
+        return found[:, 0]
+    return found.permute(0, 2, 3, 1)
 
 
 def _maps(maps: Any, count: int) -> Tensor:
@@ -138,7 +152,8 @@ def _maps(maps: Any, count: int) -> Tensor:
         found = found[None]
     if found.dim() != 3 or len(found) != count or not found.numel():
         raise CannotDraw(
-            f"attributions(...) got {describe(maps)} for {count} images; it takes one map per image, [n, channels, "
-            "height, width] or [n, height, width]"
+            f"attributions(...) got {describe(maps)} for {count} images; "
+            "it takes one map per image, "
+            "[n, channels, height, width] or [n, height, width]"
         )
     return found

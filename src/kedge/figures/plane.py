@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kedge.errors import CannotDraw
 from kedge.figures.canvas import (
@@ -56,20 +57,22 @@ def principal(features: Any, components: int = 2) -> tuple[Tensor, Tensor]:
     if not bool(table.isfinite().all()):
         rows = (~table.isfinite().all(1)).nonzero().flatten().tolist()
         raise CannotDraw(
-            f"principal components need finite values, and {len(rows)} samples hold a NaN or an infinity; the "
-            f"first is {rows[0]}"
+            "principal components need finite values, "
+            f"and {len(rows)} samples hold a NaN "
+            f"or an infinity; the first is {rows[0]}"
         )
+
     centred = table - table.mean(0)
     _, sizes, directions = torch.linalg.svd(centred, full_matrices=False)
     directions = directions[:components]
     largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
     directions = directions * torch.where(largest < 0, -1.0, 1.0)
-    variance = (sizes / sizes.max().clamp_min(torch.finfo(sizes.dtype).tiny)).square()
-    share = variance[:components] / variance.sum().clamp_min(torch.finfo(variance.dtype).tiny)
-    missing = components - len(directions)
-    return torch.nn.functional.pad(centred @ directions.T, (0, missing)), torch.nn.functional.pad(
-        share, (0, missing)
-    )
+
+    tiny = torch.finfo(sizes.dtype).tiny
+    variance = (sizes / sizes.max().clamp_min(tiny)).square()
+    share = variance[:components] / variance.sum().clamp_min(tiny)
+    missing = (0, components - len(directions))
+    return pad(centred @ directions.T, missing), pad(share, missing)
 
 
 def scatter(
@@ -97,56 +100,64 @@ def scatter(
     figure = Drawing(5.0)
     axes = figure.subplots()
     size = max(min(9000 / len(points), 36), 6)
+    style: dict[str, Any] = {"s": size, "lw": 0, "alpha": 0.75}
     if labels is None:
-        axes.scatter(shown(points[:, 0]), shown(points[:, 1]), s=size, c=ACCENT, lw=0, alpha=0.75)
+        axes.scatter(shown(points[:, 0]), shown(points[:, 1]), c=ACCENT, **style)
     else:
         classes = _classes(labels, len(points))
         found = classes.unique().tolist()
         for number, label in enumerate(found):
-            name = plain(names[label] if 0 <= label < len(names) else label)
-            name = (
-                f"\u200b{name}" if name.startswith("_") else name
-            )  # a legend leaves out names that begin with _
-            some, marker = points[classes == label], MARKERS[number % len(MARKERS)]
-            colour = CLASSES[number % len(CLASSES)]
-            axes.scatter(
-                shown(some[:, 0]),
-                shown(some[:, 1]),
-                s=size,
-                c=colour,
-                marker=marker,
-                lw=0,
-                alpha=0.75,
-                label=name,
-            )
+            some = points[classes == label]
+            style["c"] = CLASSES[number % len(CLASSES)]
+            style["marker"] = MARKERS[number % len(MARKERS)]
+            style["label"] = _legend_name(label, names)
+            axes.scatter(shown(some[:, 0]), shown(some[:, 1]), **style)
         _legend(axes, len(found))
-    first, second = (
-        f"principal component {i + 1} ({float(part):.1%} of variance)"
-        for i, part in enumerate(share)
-    )
-    dress(axes, title, first, second)
+
+    first, second = (f"({float(part):.1%} of variance)" for part in share)
+    dress(axes, title, f"principal component 1 {first}", f"principal component 2 {second}")
     axes.set_aspect("equal", adjustable="datalim")
     return figure
+
+
+def _legend_name(label: int, names: Sequence[str]) -> str:
+    name = plain(names[label]) if 0 <= label < len(names) else str(label)
+    if name.startswith("_"):  # a legend leaves out such names
+        return f"\u200b{name}"
+    return name
 
 
 def _legend(axes: Axes, count: int) -> None:
     marks, names = axes.get_legend_handles_labels()
     title = "class" if count <= _NAMED else f"the first {_NAMED} of {count} classes"
     axes.legend(
-        marks[:_NAMED], names[:_NAMED], fontsize=TEXT, frameon=False, title=title, title_fontsize=TEXT, loc="center left",
-        bbox_to_anchor=(1, 0.5), markerscale=1.4, handletextpad=0.2, ncols=-(-min(count, _NAMED) // _LINES),
-    )  # fmt: skip
+        marks[:_NAMED],
+        names[:_NAMED],
+        fontsize=TEXT,
+        frameon=False,
+        title=title,
+        title_fontsize=TEXT,
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+        markerscale=1.4,
+        handletextpad=0.2,
+        ncols=-(-min(count, _NAMED) // _LINES),
+    )
 
 
 def _classes(labels: Any, count: int) -> Tensor:
+    if isinstance(labels, Tensor):
+        labels = labels.detach().cpu()
     try:
-        classes = labels.detach().cpu() if isinstance(labels, Tensor) else torch.as_tensor(labels)
+        classes = torch.as_tensor(labels)
     except (TypeError, ValueError) as error:
         raise CannotDraw(
-            f"scatter(...) takes a whole number for each sample as labels, and their names in names=: {error}"
+            "scatter(...) takes a whole number for each sample as labels, "
+            f"and their names in names=: {error}"
         ) from error
     if classes.shape != (count,) or classes.is_floating_point():
         raise CannotDraw(
-            f"scatter(...) got {describe(labels)} as labels of {count} samples; it takes a whole number for each"
+            f"scatter(...) got {describe(labels)} as labels of {count} samples; "
+            "it takes a whole number for each"
         )
     return classes

@@ -1,4 +1,4 @@
-"""The existing hooks on a model, a tensor, an autograd node or an optimizer: every hook, its owner, and its effects.
+"""The existing hooks on a model, a tensor, a node or an optimizer: their owners and effects.
 
 It calls and changes nothing: it reads the tables of hooks, and the hooks' own source and
 attributes.
@@ -6,7 +6,6 @@ attributes.
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -83,42 +82,53 @@ def audit(target: Any, names: Names = None) -> Audit:
     """
     if not (names is None or isinstance(names, (nn.Module, Mapping))):
         raise WrongCall(
-            f"audit(names={described(names)}): names is a model, or a dict of tensors by their names"
+            f"audit(names={described(names)}): "
+            "names is a model, or a dict of tensors by their names"
         )
     if isinstance(target, nn.Module):
         return _audit_model(target)
     if isinstance(target, Tensor):
-        written, named = name_of_argument("audit", "target", target), _named(names)
-        known = (name for name, tensor in named.items() if tensor is target)
-        return audit_tensor(target, written if written != UNNAMED else next(known, UNNAMED), named)
-    if isinstance(target, (Node, GradientEdge)):
-        return audit_node(
-            target.node if isinstance(target, GradientEdge) else target, _named(names)
-        )
+        name = name_of_argument("audit", "target", target)
+        named = _named(names)
+        if name == UNNAMED:
+            known = (name for name, tensor in named.items() if tensor is target)
+            name = next(known, UNNAMED)
+        return audit_tensor(target, name, named)
+    if isinstance(target, GradientEdge):
+        return audit_node(target.node, _named(names))
+    if isinstance(target, Node):
+        return audit_node(target, _named(names))
     if isinstance(target, Optimizer):
         return audit_optimizer(target, _named(names))
-    several = "; audit several one by one" if isinstance(target, (list, tuple, dict)) else ""
+
+    wrong = not_a_model(target)
+    if isinstance(target, (list, tuple, dict)):
+        wrong += "; audit several one by one"
     raise WrongCall(
-        f"audit takes a torch.nn.Module, a tensor, an autograd node or an optimizer, not {not_a_model(target)}{several}"
+        f"audit takes a torch.nn.Module, a tensor, an autograd node or an optimizer, not {wrong}"
     )
 
 
 def _named(names: Names) -> Mapping[str, Tensor]:
     if names is None:
         return variables_around()
-    return parameters_in(dynamo.unwrap(names)) if isinstance(names, nn.Module) else names
+    if isinstance(names, nn.Module):
+        return parameters_in(dynamo.unwrap(names))
+    return names
 
 
 def _audit_model(model: nn.Module) -> Audit:
     inner = dynamo.unwrap(model)
-    named = [*([("", model)] if inner is not model else []), *modules_in(inner).items()]
+    named = list(modules_in(inner).items())
+    if inner is not model:
+        named.insert(0, ("", model))
+
     where = standings(module for _, module in named)
-    everywhere = _on_everything("inside" if where else "")
+    around: Standing = "inside" if where else ""
+    found = [*_on_modules(named, where), *_on_tensors(inner), *_on_everything(around)]
     trial = CopyTrial({id(module) for _, module in named})
-    found = itertools.chain(_on_modules(named, where), _on_tensors(inner), everywhere)
-    return Audit(
-        type(inner).__name__, tuple(entry_of(f, trial) for f in found), audited=weakref.ref(inner)
-    )
+    entries = tuple(entry_of(each, trial) for each in found)
+    return Audit(type(inner).__name__, entries, audited=weakref.ref(inner))
 
 
 def _on_modules(
@@ -132,7 +142,8 @@ def _on_modules(
 
 def _on_module(module: nn.Module) -> Iterator[FoundHook]:
     """Yield the hooks on one module, as if it were the whole model."""
-    own, name = vars(module), type(module).__name__
+    own = vars(module)
+    name = type(module).__name__
     if dynamo.unwrap(module) is not module:
         yield FoundHook("compiled", "torch.compile", "", name, module=module)
     elif "forward" in own and not isinstance(module, torch.jit.ScriptModule):
@@ -148,13 +159,14 @@ def _on_module(module: nn.Module) -> Iterator[FoundHook]:
 
 
 def _on_tensors(model: nn.Module) -> Iterator[FoundHook]:
-    named: list[tuple[str, Tensor, str]] = [
-        (name, p, "Parameter") for name, p in parameters_in(model).items()
-    ]
-    named += [(name, b, "buffer") for name, b in buffers_in(model).items()]
-    for name, tensor, type_ in named:
-        for one in hook_tables.hooks_on_tensor(tensor):
-            yield FoundHook(one.kind, one.hook, name, type_, one.order)
+    kinds: dict[str, Mapping[str, Tensor]] = {
+        "Parameter": parameters_in(model),
+        "buffer": buffers_in(model),
+    }
+    for type_, tensors in kinds.items():
+        for name, tensor in tensors.items():
+            for one in hook_tables.hooks_on_tensor(tensor):
+                yield FoundHook(one.kind, one.hook, name, type_, one.order)
 
 
 def _on_everything(standing: Standing) -> Iterator[FoundHook]:

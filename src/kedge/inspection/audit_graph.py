@@ -1,8 +1,8 @@
-"""The audit of a tensor or an autograd node: its own hooks, its state, and the graph behind it with the hooks there."""
+"""The audit of a tensor or an autograd node: its hooks, its state, and the graph behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -94,12 +94,12 @@ def audit_tensor(tensor: Tensor, name: str, named: Mapping[str, Tensor]) -> Tens
         named: Other tensors by their names.
     """
     kind = "Parameter" if isinstance(tensor, nn.Parameter) else "Tensor"
-    found = (
-        FoundHook(one.kind, one.hook, name, kind, one.order) for one in hooks_on_tensor(tensor)
-    )
-    own, nodes = _entries(found), read_graph(tensor, named=named)
-    made_by = tensor.grad_fn
-    facts = [*_state(tensor), *_graph(nodes, _starts(tensor))]
+    found = hooks_on_tensor(tensor)
+    own = _entries(FoundHook(one.kind, one.hook, name, kind, one.order) for one in found)
+    nodes = read_graph(tensor, named=named)
+
+    starts = [] if tensor.grad_fn is None else [tensor.grad_fn]
+    facts = [*_state(tensor), *_graph(nodes, starts)]
     return TensorAudit(
         model=name,
         entries=(*own, *_in_graph(nodes, on_root=("tensor", "accumulated"))),
@@ -109,7 +109,7 @@ def audit_tensor(tensor: Tensor, name: str, named: Mapping[str, Tensor]) -> Tens
         requires_grad=tensor.requires_grad,
         retains_grad=_retains(tensor),
         version=version_of(tensor),
-        made_by="" if made_by is None else made_by.name().rpartition("::")[2],
+        made_by=_made_by(tensor),
         nodes=nodes,
     )
 
@@ -123,111 +123,120 @@ def audit_node(node: Node, named: Mapping[str, Tensor]) -> NodeAudit:
     """
     nodes = read_graph(node, named=named)
     name = nodes[-1].name
-    found = (FoundHook(_KINDS[kind], hook, name, "", i) for kind, i, hook in hooks_of_node(node))
+    found = hooks_of_node(node)
+    own = _entries(FoundHook(_KINDS[kind], hook, name, "", i) for kind, i, hook in found)
     facts = [
         ("takes", _taken(nodes)),
         ("saved", _saved(nodes[-1], freed=is_freed(node))),
         *_graph(nodes, [node]),
     ]
-    others = (*_entries(found), *_in_graph(nodes, on_root=("pre", "post")))
-    return NodeAudit(name, others, "node", tuple(facts), nodes=nodes)
+    entries = (*own, *_in_graph(nodes, on_root=("pre", "post")))
+    return NodeAudit(name, entries, "node", tuple(facts), nodes=nodes)
 
 
-def _entries(found: Iterator[FoundHook]) -> tuple[HookEntry, ...]:
+def _entries(found: Iterable[FoundHook]) -> tuple[HookEntry, ...]:
     trial = CopyTrial(())
     return tuple(entry_of(each, trial) for each in found)
+
+
+def _made_by(tensor: Tensor) -> str:
+    """Return the name of the node that made a tensor; empty for a leaf."""
+    if tensor.grad_fn is None:
+        return ""
+    return tensor.grad_fn.name().rpartition("::")[2]
 
 
 def _retains(tensor: Tensor) -> bool:
     return tensor.requires_grad and (tensor.is_leaf or tensor.retains_grad)
 
 
-def _starts(tensor: Tensor) -> list[Node]:
-    return [] if tensor.grad_fn is None else [tensor.grad_fn]
-
-
 def _state(tensor: Tensor) -> Iterator[tuple[str, str]]:
     yield "value", f"{describe(tensor)} on {tensor.device}"
-    made_by = tensor.grad_fn
-    if made_by is None:
-        yield (
-            "leaf",
-            "yes"
-            if tensor.requires_grad
-            else "yes: it does not require grad, so it has no graph and no gradient",
-        )
+
+    if tensor.grad_fn is not None and tensor.output_nr:
+        yield "leaf", f"no: made by {_made_by(tensor)}, output {tensor.output_nr}"
+    elif tensor.grad_fn is not None:
+        yield "leaf", f"no: made by {_made_by(tensor)}"
+    elif tensor.requires_grad:
+        yield "leaf", "yes"
     else:
-        number = f", output {tensor.output_nr}" if tensor.output_nr else ""
-        yield "leaf", f"no: made by {made_by.name().rpartition('::')[2]}{number}"
-    if tensor.requires_grad:
-        there = (
-            ""
-            if not _retains(tensor)
-            else f", now {'None' if tensor.grad is None else describe(tensor.grad)}"
-        )
-        yield (
-            "grad",
-            f"kept in .grad{there}"
-            if _retains(tensor)
-            else "not kept: call retain_grad() or hook the tensor",
-        )
+        yield "leaf", "yes: it does not require grad, so it has no graph and no gradient"
+
+    if _retains(tensor):
+        now = None if tensor.grad is None else describe(tensor.grad)
+        yield "grad", f"kept in .grad, now {now}"
+    elif tensor.requires_grad:
+        yield "grad", "not kept: call retain_grad() or hook the tensor"
+
     version = version_of(tensor)
-    yield "version", "not counted" if version < 0 else f"{version}: {_changes(version)}"
-    if (base := base_of(tensor)) is not None:
+    if version < 0:
+        yield "version", "not counted"
+    elif version == 0:
+        yield "version", "0: never changed in place"
+    else:
+        yield "version", f"{version}: changed in place {counted(version, 'time')}"
+
+    base = base_of(tensor)
+    if base is not None:
         yield "view", f"of a tensor {describe(base)}, with which it shares memory and version"
-
-
-def _changes(version: int) -> str:
-    return (
-        "never changed in place" if version == 0 else f"changed in place {counted(version, 'time')}"
-    )
 
 
 def _graph(nodes: Sequence[GraphNode], starts: Sequence[Node]) -> Iterator[tuple[str, str]]:
     operations = [node for node in nodes if node.kind == "operation"]
     if not operations:
         return
-    found, size = _leaves(nodes), sum(node.bytes for node in nodes)
-    leaves = "1 leaf" if len(found) == 1 else f"{len(found):,} leaves"
-    to = f" back to {leaves}: {listed(list(found), _SHOWN)}" if found else ""
-    yield "graph", f"{counted(len(operations), 'operation')}{to}"
-    freed = any(is_freed(node) for node in behind(starts))
-    yield (
-        "holds",
-        f"{sized(size)} for backward"
-        + ("; a backward has freed the rest, and another one raises" if freed else ""),
-    )
+    graph = counted(len(operations), "operation")
+    found = list(_leaves(nodes))
+    if found:
+        leaves = "1 leaf" if len(found) == 1 else f"{len(found):,} leaves"
+        graph += f" back to {leaves}: {listed(found, _SHOWN)}"
+    yield "graph", graph
+
+    held = f"{sized(sum(node.bytes for node in nodes))} for backward"
+    if any(is_freed(node) for node in behind(starts)):
+        held += "; a backward has freed the rest, and another one raises"
+    yield "holds", held
 
 
 def _leaves(nodes: Sequence[GraphNode]) -> tuple[str, ...]:
-    return tuple(
-        node.leaf or f"{list(node.shape or ())}" for node in nodes if node.kind != "operation"
-    )
+    return tuple(_leaf(node) for node in nodes if node.kind != "operation")
+
+
+def _leaf(node: GraphNode) -> str:
+    """Return a leaf's name, or its shape where no name is known."""
+    return node.leaf or str(list(node.shape or ()))
 
 
 def _taken(nodes: Sequence[GraphNode]) -> str:
     taken = [_named(nodes[number]) for number in nodes[-1].takes]
-    return listed(taken, _SHOWN) if taken else "nothing: it passes no gradient on"
+    if not taken:
+        return "nothing: it passes no gradient on"
+    return listed(taken, _SHOWN)
 
 
 def _named(node: GraphNode) -> str:
     if node.kind == "operation":
         return f"{node.name} #{node.number}"
-    return f"{node.name} of {node.leaf or list(node.shape or ())}"
+    return f"{node.name} of {_leaf(node)}"
 
 
 def _saved(node: GraphNode, *, freed: bool) -> str:
     if freed:
         return "nothing any more: a backward has freed it"
-    shown = [
-        f"{field.name} {'packed' if field.shape is None else list(field.shape)}"
-        for field in node.saved
-    ]
-    return f"{listed(shown, _SHOWN)}; {sized(node.bytes)} held by it first" if shown else "nothing"
+    if not node.saved:
+        return "nothing"
+    shown = []
+    for field in node.saved:
+        shape = "packed" if field.shape is None else list(field.shape)
+        shown.append(f"{field.name} {shape}")
+    return f"{listed(shown, _SHOWN)}; {sized(node.bytes)} held by it first"
 
 
 def _in_graph(nodes: Sequence[GraphNode], on_root: tuple[str, ...]) -> Iterator[HookEntry]:
-    """Yield the hooks in a graph, without the audited object's own, which are of certain kinds on the last node."""
+    """Yield the hooks in a graph, without the audited object's own.
+
+    Those are of certain kinds on the last node.
+    """
     for node in nodes:
         orders: dict[str, int] = {}
         for hook in node.hooks:
@@ -237,8 +246,20 @@ def _in_graph(nodes: Sequence[GraphNode], on_root: tuple[str, ...]) -> Iterator[
 
 
 def _entry(hook: GraphHook, node: GraphNode, order: int) -> HookEntry:
-    at_leaf = hook.kind in ("tensor", "accumulated") and node.kind != "operation"
-    path = (node.leaf or f"a leaf {list(node.shape or ())}") if at_leaf else _named(node)
-    notes = () if hook.kind != "tensor" or at_leaf else ("on its result",)
-    source = hook.owner if ":" in hook.owner else ""
-    return HookEntry(_KINDS[hook.kind], path, "", order, hook.name, hook.owner, source, notes, ())
+    path = _named(node)
+    notes: tuple[str, ...] = ()
+    if hook.kind in ("tensor", "accumulated") and node.kind != "operation":
+        path = node.leaf or f"a leaf {_leaf(node)}"
+    elif hook.kind == "tensor":
+        notes = ("on its result",)
+    return HookEntry(
+        kind=_KINDS[hook.kind],
+        path=path,
+        type="",
+        order=order,
+        name=hook.name,
+        owner=hook.owner,
+        source=hook.owner if ":" in hook.owner else "",
+        notes=notes,
+        effects=(),
+    )

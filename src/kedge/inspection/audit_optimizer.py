@@ -1,9 +1,9 @@
-"""The audit of an optimizer: the hooks on its steps, its state dicts and its parameters, and the parameters that it holds."""
+"""The audit of an optimizer: its parameters, and the hooks on its steps, state dicts and parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class HeldParameter:
 
 @dataclass(frozen=True, repr=False)
 class OptimizerAudit(Audit):
-    """The hooks on an optimizer, on all optimizers and on its parameters, and the parameters that it holds.
+    """The hooks on an optimizer, on all optimizers and on its parameters; and these.
 
     Attributes:
         parameters: Its parameters, in the order of its groups.
@@ -63,92 +63,74 @@ def audit_optimizer(optimizer: Optimizer, named: Mapping[str, Tensor]) -> Optimi
         named: Tensors by their names; the names that the optimizer itself was given come first.
     """
     kind = type(optimizer).__name__
-    held = [(name, group, tensor) for name, group, tensor in _held(optimizer, named)]
-    own = [
-        FoundHook(h.kind, h.hook, "optimizer", kind, h.order, flags=h.flags, of_optimizer=True)
-        for h in hooks_on_optimizer(optimizer)
-    ]
-    every = [
-        FoundHook(h.kind, h.hook, EVERY_OPTIMIZER, "", h.order) for h in hooks_on_every_optimizer()
-    ]
-    on_parameters = [
-        FoundHook(
-            h.kind,
-            h.hook,
-            name,
-            "Parameter" if isinstance(tensor, nn.Parameter) else "Tensor",
-            h.order,
+    everywhere = hooks_on_every_optimizer()
+    hooks = [FoundHook(h.kind, h.hook, EVERY_OPTIMIZER, "", h.order) for h in everywhere]
+    for h in hooks_on_optimizer(optimizer):
+        on_it = FoundHook(h.kind, h.hook, "optimizer", kind, h.order, flags=h.flags)
+        hooks.append(replace(on_it, of_optimizer=True))
+
+    parameters = []
+    for name, group, tensor in _held(optimizer, named):
+        own = list(hooks_on_tensor(tensor))
+        type_ = "Parameter" if isinstance(tensor, nn.Parameter) else "Tensor"
+        hooks += [FoundHook(h.kind, h.hook, name, type_, h.order) for h in own]
+        parameters.append(
+            HeldParameter(
+                name=name,
+                group=group,
+                shape=tuple(tensor.shape),
+                trains=tensor.requires_grad,
+                has_grad=tensor.grad is not None,
+                has_state=bool(optimizer.state.get(tensor)),
+                hooks=len(own),
+            )
         )
-        for name, _, tensor in held
-        for h in hooks_on_tensor(tensor)
-    ]
+
     trial = CopyTrial(())
-    parameters = tuple(_described(optimizer, *each) for each in held)
     return OptimizerAudit(
         model=kind,
-        entries=tuple(entry_of(each, trial) for each in (*every, *own, *on_parameters)),
+        entries=tuple(entry_of(each, trial) for each in hooks),
         what="optimizer",
         facts=tuple(_facts(optimizer, parameters)),
-        parameters=parameters,
+        parameters=tuple(parameters),
     )
 
 
 def _held(optimizer: Optimizer, named: Mapping[str, Tensor]) -> Iterator[tuple[str, int, Tensor]]:
+    """Yield name, group and tensor of each parameter."""
     names = {id(tensor): name for name, tensor in named.items()}
     for number, group in enumerate(optimizer.param_groups):
         own = group.get("param_names") or ()
         for place, tensor in enumerate(group["params"]):
-            name = (
-                own[place]
-                if place < len(own)
-                else names.get(id(tensor), f"group {number}[{place}]")
-            )
+            name = names.get(id(tensor), f"group {number}[{place}]")
+            if place < len(own):
+                name = own[place]
             yield name, number, tensor
-
-
-def _described(optimizer: Optimizer, name: str, group: int, tensor: Tensor) -> HeldParameter:
-    return HeldParameter(
-        name=name,
-        group=group,
-        shape=tuple(tensor.shape),
-        trains=tensor.requires_grad,
-        has_grad=tensor.grad is not None,
-        has_state=bool(optimizer.state.get(tensor)),
-        hooks=sum(1 for _ in hooks_on_tensor(tensor)),
-    )
 
 
 def _facts(optimizer: Optimizer, parameters: Sequence[HeldParameter]) -> Iterator[tuple[str, str]]:
     for number, group in enumerate(optimizer.param_groups):
         here = [p for p in parameters if p.group == number]
         size = sum(tensor.numel() for tensor in group["params"])
-        count = (
-            f"{counted(len(here), 'parameter')} of {thousands(size)} elements"
-            if here
-            else "no parameters"
-        )
+        count = "no parameters"
+        if here:
+            count = f"{counted(len(here), 'parameter')} of {thousands(size)} elements"
         yield f"group {number}", f"{count}, {_settings(group)}"
-    yield from _lacking(
-        "frozen",
-        (p for p in parameters if not p.trains),
-        "every step skips those, until they require grad",
-    )
-    yield from _lacking(
-        "no gradient",
-        (p for p in parameters if p.trains and not p.has_grad),
-        "a step now skips those",
-    )
+
+    frozen = [p for p in parameters if not p.trains]
+    yield from _lacking("frozen", frozen, "every step skips those, until they require grad")
+    without_grad = [p for p in parameters if p.trains and not p.has_grad]
+    yield from _lacking("no gradient", without_grad, "a step now skips those")
     bare = [p for p in parameters if not p.hooks]
     if len(bare) < len(parameters):
         yield from _lacking("no hook", bare, "the others have one")
 
 
 def _settings(group: Mapping[str, Any]) -> str:
-    shown = (
-        f"{key} {value}"
-        for key, value in group.items()
-        if isinstance(value, (int, float)) and value not in (False, 0)
-    )
+    shown = []
+    for key, value in group.items():
+        if isinstance(value, (int, float)) and value not in (False, 0):
+            shown.append(f"{key} {value}")
     return ", ".join(shown) or "no settings"
 
 

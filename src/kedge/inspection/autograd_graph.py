@@ -1,4 +1,4 @@
-"""The autograd graph: its operations, their saved tensors, the module calls that made them, and the hooks on it.
+"""The autograd graph: its operations, their saved tensors and module calls, and the hooks on it.
 
 # Note [Hooks of nodes]
 A node does not list its hooks. But registering a hook returns a handle, which refers to the table
@@ -17,7 +17,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -158,8 +158,10 @@ class CallFollower(ModuleCalls):
 
     def of(self, number: int) -> tuple[Span, ...]:
         """Return the active calls when a node was made."""
-        at = bisect_right(self._from, number) - 1
-        return self._stacks[at] if at >= 0 else ()
+        at = bisect_right(self._from, number)
+        if at == 0:
+            return ()
+        return self._stacks[at - 1]
 
     def _mark(self, under_way: tuple[Span, ...]) -> None:
         self._from.append(operation_number())
@@ -170,13 +172,15 @@ class CallFollower(ModuleCalls):
 def following(model: nn.Module) -> Iterator[CallFollower]:
     """A follower of the calls of a model's modules during a block."""
     model = dynamo.unwrap(model)
-    layout, calls = ModelLayout(model), CallFollower()
+    layout = ModelLayout(model)
+    paths = []
+    for path, module in layout.modules.items():
+        if layout.first[id(module)] == path and runs(module):
+            paths.append(path)
+
+    calls = CallFollower()
     try:
-        calls.add(
-            model,
-            [p for p, m in layout.modules.items() if layout.first[id(m)] == p and runs(m)],
-            str,
-        )
+        calls.add(model, paths, str)
         yield calls
     finally:
         calls.close()
@@ -213,101 +217,117 @@ class _Reader:
         named: Mapping[str, Tensor],
     ) -> None:
         self.roots = [tensor for _, tensor in leaves.find(results)]
-        self.begins = [results] if isinstance(results, Node) else []
-        self.calls, self.named = calls, named
+        self.begins: list[Node] = []
+        if isinstance(results, Node):
+            self.begins.append(results)
+        for root in self.roots:
+            edge = edge_of(root)
+            if edge is not None:
+                self.begins.append(edge.node)
+
+        self.calls = calls
+        self.named = named
         self.others = {id(tensor): name for name, tensor in named.items()}
-        parameters = {} if model is None else parameters_in(model)
-        buffers = {} if model is None else buffers_in(model)
-        self.names = {id(p): name for name, p in parameters.items()}
-        self.owned = set(storages([*parameters.values(), *buffers.values()]))
+        self.names: dict[int, str] = {}
+        self.owned: set[int] = set()
+        if model is not None:
+            parameters = parameters_in(model)
+            buffers = buffers_in(model)
+            self.names = {id(p): name for name, p in parameters.items()}
+            self.owned = set(storages([*parameters.values(), *buffers.values()]))
         self.counted: dict[int, torch.UntypedStorage] = {}
         self.tables: dict[Node, dict[int, Any]] = {}
 
     def nodes(self) -> Iterator[GraphNode]:
         """Yield the nodes in order."""
-        made_by = [
-            *self.begins,
-            *(edge.node for r in self.roots if (edge := edge_of(r)) is not None),
-        ]
-        found = _in_order(behind(made_by))
+        found = _in_order(behind(self.begins))
         places = {node: place for place, node in enumerate(found)}
         self._collect(found)
         for place, node in enumerate(found):
+            nodes_before = [before for before, _ in node.next_functions if before is not None]
+            takes = [places[before] for before in nodes_before]
             variable = getattr(node, "variable", None)
-            yield GraphNode(
+            described = GraphNode(
                 number=place,
                 name=node.name().rpartition("::")[2],
-                kind="operation"
-                if variable is None
-                else "parameter"
-                if id(variable) in self.names
-                else "leaf",
-                leaf="" if variable is None else self._named(variable),
-                shape=first_shape(node) if variable is None else leaves.shape_of(variable),
-                calls=self.calls.of(sequence_number(node))
-                if self.calls is not None and variable is None
-                else (),
+                kind="operation",
+                leaf="",
+                shape=None,
+                calls=(),
                 saved=tuple(self._saved(node)),
                 hooks=tuple(self._hooks(node, variable)),
-                takes=tuple(
-                    dict.fromkeys(
-                        places[before] for before, _ in node.next_functions if before is not None
-                    )
-                ),
+                takes=tuple(dict.fromkeys(takes)),
             )
+            if variable is None:
+                calls: tuple[Span, ...] = ()
+                if self.calls is not None:
+                    calls = self.calls.of(sequence_number(node))
+                yield replace(described, shape=first_shape(node), calls=calls)
+            else:
+                kind: NodeKind = "parameter" if id(variable) in self.names else "leaf"
+                shape = leaves.shape_of(variable)
+                yield replace(described, kind=kind, leaf=self._named(variable), shape=shape)
 
     def _named(self, variable: Tensor) -> str:
-        arguments = self.calls.arguments if self.calls is not None else {}
-        return (
-            self.names.get(id(variable))
-            or arguments.get(id(variable))
-            or self.others.get(id(variable), "")
-        )
+        name = self.names.get(id(variable))
+        if not name and self.calls is not None:
+            name = self.calls.arguments.get(id(variable))
+        return name or self.others.get(id(variable), "")
 
     def _saved(self, node: Node) -> Iterator[SavedField]:
         for name, saved in saved_by(node):
-            yield from self._field(name, saved.data, saved)
-        for kept in getattr(
-            node, "__dict__", {}
-        ).values():  # attributes that a function of the program set on its ctx
-            yield from self._field("", kept, None) if isinstance(kept, Tensor) else ()
+            value = saved.data
+            if isinstance(value, Tensor):
+                yield from self._field(name, value)
+            elif isinstance(saved, SavedTensor) and value is not None:
+                packed = frame_of(saved.unpack_hook) is None
+                why = "packed" if packed else "checkpoint"
+                yield SavedField(name, None, 0, why)
+        # Attributes that a function of the program set on its ctx.
+        for value in getattr(node, "__dict__", {}).values():
+            if isinstance(value, Tensor):
+                yield from self._field("", value)
 
-    def _field(self, name: str, value: Any, saved: Any) -> Iterator[SavedField]:
-        if isinstance(value, Tensor):
-            if not is_number(value):
-                size, why = self._charge(value)
-                yield SavedField(name, leaves.shape_of(value), size, why)
-        elif isinstance(saved, SavedTensor) and value is not None:
-            yield SavedField(
-                name, None, 0, "packed" if frame_of(saved.unpack_hook) is None else "checkpoint"
-            )
+    def _field(self, name: str, value: Tensor) -> Iterator[SavedField]:
+        if not is_number(value):
+            size, why = self._charge(value)
+            yield SavedField(name, leaves.shape_of(value), size, why)
 
     def _charge(self, value: Tensor) -> tuple[int, str]:
         """Count the storages of a tensor that no tensor before it saved."""
         own = storages([value])
         if self.owned.issuperset(own):
             return 0, "parameter"
-        new = {
-            n: storage
-            for n, storage in own.items()
-            if n not in self.counted and n not in self.owned
-        }
+        counted = self.counted
+        owned = self.owned
+        new = {n: one for n, one in own.items() if n not in counted and n not in owned}
+        if not new:
+            return 0, "shared"
         self.counted |= new
-        return sum(storage.nbytes() for storage in new.values()), "" if new else "shared"
+        return sum(storage.nbytes() for storage in new.values()), ""
 
     def _collect(self, found: Iterable[Node]) -> None:
-        """Collect the tables of hooks of tensors that still exist; see Note [Hooks of tensors that are gone]."""
+        """Collect the tables of hooks of tensors that still exist.
+
+        See Note [Hooks of tensors that are gone].
+        """
         for root in self.roots:
             self._table(root.grad_fn, on_tensor(root))
         for tensor in self.named.values():
             self._table(_maker(tensor), on_tensor(tensor))
         for node in found:
             for _, saved in saved_by(node):
-                if isinstance(saved.data, Tensor) and saved.data.requires_grad:
-                    self._table(saved.data.grad_fn, on_tensor(saved.data))
-        for maker, number, table, tensor in self.calls.kept if self.calls is not None else ():
+                value = saved.data
+                if isinstance(value, Tensor) and value.requires_grad:
+                    self._table(value.grad_fn, on_tensor(value))
+        if self.calls is None:
+            return
+        for maker, number, table, tensor in self.calls.kept:
             still = tensor.grad_fn is maker and tensor.output_nr == number
-            self._table(maker, table or (on_tensor(tensor) if still else None))
+            if table or not still:
+                self._table(maker, table)
+            else:
+                self._table(maker, on_tensor(tensor))
 
     def _table(self, node: Node | None, table: Any) -> None:
         if node is not None and table:
@@ -319,19 +339,24 @@ class _Reader:
             own["tensor"] = [on_tensor(variable) or {}]
             own["accumulated"] = [after_accumulation(variable) or {}]
         for kind, tables in own.items():
-            for hook in (hook for table in tables for hook in table.values()):
-                yield from _described(kind, hook)
+            for table in tables:
+                for hook in table.values():
+                    yield from _described(kind, hook)
 
 
 def _in_order(found: Iterable[Node]) -> list[Node]:
-    """Return the leaves in the order in which they are used, then the other nodes in the order of execution."""
+    """Return the leaves in the order of their use, then the other nodes in the order of execution."""
     nodes = list(found)
     operations = in_order(node for node in nodes if not is_leaf(node))
-    used = dict.fromkeys(
-        before for node in operations for before, _ in node.next_functions if before is not None
-    )
-    others = [node for node in nodes if is_leaf(node)]
-    return [*(n for n in used if is_leaf(n)), *(n for n in others if n not in used), *operations]
+    ordered: dict[Node, None] = {}  # a set that keeps the order
+    for node in operations:
+        for before, _ in node.next_functions:
+            if before is not None and is_leaf(before):
+                ordered[before] = None
+    for node in nodes:
+        if is_leaf(node):
+            ordered.setdefault(node)
+    return [*ordered, *operations]
 
 
 def _maker(tensor: Tensor) -> Node | None:
@@ -344,22 +369,27 @@ def _maker(tensor: Tensor) -> Node | None:
 
 def _on_node(node: Node) -> dict[str, list[Mapping[int, Any]]]:
     """Return the tables of a node's own hooks; see Note [Hooks of nodes]."""
-    registering = {"pre": node.register_prehook, "post": node.register_hook}
-    return {kind: [dict(table_behind(register) or {})] for kind, register in registering.items()}
+    before = table_behind(node.register_prehook) or {}
+    after = table_behind(node.register_hook) or {}
+    return {"pre": [dict(before)], "post": [dict(after)]}
 
 
 def hooks_of_node(node: Node) -> Iterator[tuple[str, int, Any]]:
     """Yield a node's own hooks: "pre" or "post", the place in the firing order, and the function."""
     for kind, tables in _on_node(node).items():
         for table in tables:
-            yield from ((kind, order, hook) for order, hook in enumerate(table.values()))
+            for order, hook in enumerate(table.values()):
+                yield kind, order, hook
 
 
 def _described(kind: str, hook: Any) -> Iterator[GraphHook]:
     function = function_in(hook)
-    library, source = library_of(function), source_of(function)
-    actions = taps_behind(hook) if library == "kedge" else ()
-    for tap in actions:
-        yield GraphHook(kind, f"{tap.site} {tap.label}", "kedge")
-    if not actions:
-        yield GraphHook(kind, name_of(hook), library or source or "built in")
+    library = library_of(function)
+    if library == "kedge":
+        taps = taps_behind(hook)
+        for tap in taps:
+            yield GraphHook(kind, f"{tap.site} {tap.label}", "kedge")
+        if taps:
+            return
+    owner = library or source_of(function) or "built in"
+    yield GraphHook(kind, name_of(hook), owner)

@@ -27,20 +27,25 @@ TENSOR = ("tensor", "post-accumulate")
 STATE = ("state-dict-pre", "state-dict", "load-state-dict-pre", "load-state-dict")
 
 _READ = (
-    "where compiled code calls its module, it is traced into the graph; code that Dynamo cannot trace, such as a "
-    "print, breaks the graph. Code compiled earlier, for this model or another of its class, leaves it out"
+    "where compiled code calls its module, it is traced into the graph; "
+    "code that Dynamo cannot trace, such as a print, breaks the graph. "
+    "Code compiled earlier, for this model or another of its class, leaves it out"
 )
-_LEFT_OUT = "if it was registered after the compile: code compiled earlier leaves it out, until torch.compiler.reset()"
+_LEFT_OUT = (
+    "if it was registered after the compile: "
+    "code compiled earlier leaves it out, until torch.compiler.reset()"
+)
 _READ_AGAIN = (
-    "is traced into the compiled code, which recompiles whenever it is added or removed; code that Dynamo cannot "
-    "trace, such as a print, breaks the graph"
+    "is traced into the compiled code, "
+    "which recompiles whenever it is added or removed; "
+    "code that Dynamo cannot trace, such as a print, breaks the graph"
 )
 _AROUND = "runs around the compiled code, whenever it was registered"
 _BREAKS = "breaks the graph where its module is called in compiled code; fullgraph=True raises"
 _OUTSIDE = "runs outside compiled code, whenever it was registered"
 _IDENTITY = (
-    "puts an identity into the graph, which can change bits of gradients; never fires for outputs in a list, dict or "
-    "dataclass"
+    "puts an identity into the graph, which can change bits of gradients; "
+    "never fires for outputs in a list, dict or dataclass"
 )
 _KEYWORDS = "; its grad_input leaves out keyword arguments"
 _LAST = "sees the gradients of the last operation in its module, not of the module's inputs"
@@ -51,7 +56,7 @@ _REFUSED = "pickle and torch.save of the model raise ({}); saving its state_dict
 _PICKLED = "is pickled with the model, and needed to load it"
 _WITHOUT = "a pickled or deep-copied model lacks it"
 _WARNED = ", and pickle warns about that"
-_WITHOUT_WARNED = _WITHOUT + _WARNED
+
 _WITHOUT_TENSOR = "a pickled or deep-copied tensor lacks it"
 _WITHOUT_STEP = (
     "a pickled or deep-copied optimizer lacks it; saving its state_dict() leaves it out too"
@@ -116,8 +121,8 @@ def function_in(hook: Any) -> Any:
             hook = hook.func
         elif isinstance(hook, types.MethodType):
             hook = hook.__func__
-        elif (inner := hook_tables.unwrapped(hook)) is not None:
-            hook = inner
+        elif hook_tables.unwrapped(hook) is not None:
+            hook = hook_tables.unwrapped(hook)
         elif isinstance(hook, types.FunctionType) and hasattr(hook, "__wrapped__"):
             hook = hook.__wrapped__
         else:
@@ -154,7 +159,9 @@ def _on_compile(found: FoundHook) -> Iterator[Effect]:
 
 
 def standings(modules: Iterable[nn.Module]) -> dict[int, Standing]:
-    """Return for modules, by id, whether compiled code calls them ("inside") or they call compiled code ("root").
+    """Return for modules, by id, whether compiled code is around them or in them.
+
+    Compiled code calls those that are "inside"; a "root" calls compiled code.
 
     # Note [Where compiled code begins]
     Dynamo compiles a module's ``forward``; the call with its hooks is around that, and only the
@@ -170,14 +177,15 @@ def standings(modules: Iterable[nn.Module]) -> dict[int, Standing]:
         inner = dynamo.unwrap(module)
         if inner is not module:
             at.setdefault(id(module), "root")
-            _mark(inner, "inside" if _is_torchs(inner) else "root", at)
+            standing: Standing = "inside" if _is_torchs(inner) else "root"
+            _mark(inner, standing, at)
         elif dynamo.is_compiled_in_place(module):
-            entry = (
-                _is_torchs(module) and dynamo.takes_calls_in() and at.get(id(module)) != "inside"
-            )
-            _mark(module, "inside" if entry else "root", at)
-            if entry:
+            is_inside = at.get(id(module)) == "inside"
+            if _is_torchs(module) and dynamo.takes_calls_in() and not is_inside:
+                _mark(module, "inside", at)
                 at[id(module)] = "entry"
+            else:
+                _mark(module, "root", at)
     return at
 
 
@@ -185,9 +193,13 @@ def _mark(module: nn.Module, standing: Standing, at: dict[int, Standing]) -> Non
     if at.get(id(module)) == "inside":
         return
     at[id(module)] = standing
-    children = [child for child in own_children(module).values() if child is not None]
-    for child in children:
-        _mark(child, "root" if standing == "root" and _is_torchs(module) else "inside", at)
+
+    below: Standing = "inside"
+    if standing == "root" and _is_torchs(module):
+        below = "root"
+    for child in own_children(module).values():
+        if child is not None:
+            _mark(child, below, at)
 
 
 def _is_torchs(module: nn.Module) -> bool:
@@ -196,10 +208,10 @@ def _is_torchs(module: nn.Module) -> bool:
 
 
 def _on_gradients(found: FoundHook) -> Iterator[Effect]:
-    if found.kind in FULL:
-        yield Effect(
-            "gradients", _IDENTITY + _KEYWORDS * (found.kind == "full-backward"), harms=True
-        )
+    if found.kind == "full-backward":
+        yield Effect("gradients", _IDENTITY + _KEYWORDS, harms=True)
+    elif found.kind in FULL:
+        yield Effect("gradients", _IDENTITY, harms=True)
     elif found.kind == "legacy-backward":
         yield Effect("gradients", _LAST, harms=True)
 
@@ -207,56 +219,53 @@ def _on_gradients(found: FoundHook) -> Iterator[Effect]:
 def _in_place(found: FoundHook) -> Iterator[Effect]:
     works_in_place = getattr(found.module, "inplace", False) is True
     if found.kind in FULL:
-        yield Effect("in-place", _RAISES_HERE if works_in_place else _RAISES, harms=True)
+        raises = _RAISES_HERE if works_in_place else _RAISES
+        yield Effect("in-place", raises, harms=True)
     elif found.kind == "forward" and works_in_place and not found.ours:
         yield Effect("in-place", _OVERWRITTEN)
 
 
 def _on_copies(found: FoundHook, trial: CopyTrial) -> Iterator[Effect]:
     if found.kind in TENSOR and found.type == "Tensor":
-        yield Effect("pickle", _WITHOUT_TENSOR + (_WARNED if found.kind == "tensor" else ""))
+        lacks = _WITHOUT_TENSOR
+        if found.kind == "tensor":
+            lacks += _WARNED
+        yield Effect("pickle", lacks)
     elif found.kind in TENSOR:
-        yield Effect("pickle", _WITHOUT if found.type == "Parameter" else _WITHOUT_WARNED)
+        lacks = _WITHOUT
+        if found.type != "Parameter":
+            lacks += _WARNED
+        yield Effect("pickle", lacks)
     elif found.of_optimizer:
         yield Effect("pickle", _WITHOUT_STEP)
     elif found.kind == "parametrization":
         yield Effect("pickle", _REFUSED.format(_PARAMETRIZED), harms=True)
-    elif found.kind == "compiled":
-        yield _compiled(found)
-    elif found.module is not None and found.ours:
+    elif found.kind == "compiled" and found.type == "OptimizedModule":
+        yield Effect("state_dict", _PREFIX, harms=True)
+    elif found.kind == "compiled" or (found.module is not None and found.ours):
         yield Effect("pickle", _WITHOUT)
     elif found.module is not None:
         refused = trial.pickle(found.hook)
-        yield (
-            Effect("pickle", _REFUSED.format(refused), harms=True)
-            if refused
-            else Effect("pickle", _PICKLED)
-        )
+        if refused:
+            yield Effect("pickle", _REFUSED.format(refused), harms=True)
+        else:
+            yield Effect("pickle", _PICKLED)
         yield _deepcopied(found, trial)
 
 
-def _compiled(found: FoundHook) -> Effect:
-    if found.type == "OptimizedModule":
-        return Effect("state_dict", _PREFIX, harms=True)
-    return Effect("pickle", _WITHOUT)
-
-
 def _deepcopied(found: FoundHook, trial: CopyTrial) -> Effect:
+    refused = trial.deepcopy(found.hook)
     name = computed_by(found.hook)
     if name is not None and not _copies(getattr(found.module, name, None)):
-        return Effect(
-            "deepcopy",
-            _NO_COPY.format(f"{name} is computed from others, so it is not a leaf"),
-            harms=True,
-        )
-    refused = trial.deepcopy(found.hook)
+        refused = f"{name} is computed from others, so it is not a leaf"
     if refused:
         return Effect("deepcopy", _NO_COPY.format(refused), harms=True)
+
     hook = hook_tables.unwrapped(found.hook) or found.hook
     held = getattr(hook, "__self__", hook)
-    return Effect(
-        "deepcopy", _SAME if isinstance(held, _ATOMIC) else _OWN.format(type(held).__name__)
-    )
+    if isinstance(held, _ATOMIC):
+        return Effect("deepcopy", _SAME)
+    return Effect("deepcopy", _OWN.format(type(held).__name__))
 
 
 def _copies(value: Any) -> bool:
@@ -289,7 +298,9 @@ class CopyTrial:
         """Return why a hook cannot be pickled; None if it can."""
         if id(hook) not in self._pickled:
             refused = self._try(hook, _Dry)
-            self._pickled[id(hook)] = refused and (_named(function_in(hook)) or refused)
+            if refused:
+                refused = _named(function_in(hook)) or refused
+            self._pickled[id(hook)] = refused
         return self._pickled[id(hook)]
 
     def deepcopy(self, hook: Any) -> str | None:
@@ -312,7 +323,9 @@ def _named(function: Any) -> str | None:
     name = getattr(function, "__qualname__", "")
     if name.endswith("<lambda>"):
         return "a lambda has no name to import it by"
-    return f"{name.rpartition('.')[2]} is defined inside a function" if "<locals>" in name else None
+    if "<locals>" in name:
+        return f"{name.rpartition('.')[2]} is defined inside a function"
+    return None
 
 
 class _Nowhere:
@@ -330,7 +343,9 @@ class _Dry(pickle.Pickler):
         self.known = known
 
     def persistent_id(self, obj: Any) -> str | None:
-        return "known" if isinstance(obj, Tensor) or id(obj) in self.known else None
+        if isinstance(obj, Tensor) or id(obj) in self.known:
+            return "known"
+        return None
 
 
 class _DryCopy(_Dry):
@@ -339,5 +354,6 @@ class _DryCopy(_Dry):
     def persistent_id(self, obj: Any) -> str | None:
         if not _copies(obj):
             raise RuntimeError(f"it holds a tensor of shape {list(obj.shape)} that is not a leaf")
-        atomic = isinstance(obj, _ATOMIC) or hasattr(type(obj), "__deepcopy__")
-        return "kept" if atomic else super().persistent_id(obj)
+        if isinstance(obj, _ATOMIC) or hasattr(type(obj), "__deepcopy__"):
+            return "kept"
+        return super().persistent_id(obj)

@@ -1,4 +1,6 @@
-"""The operations that a program makes outside of modules, by function name and line, with statistics of their results.
+"""The operations that a program makes outside of modules, with statistics of their results.
+
+They are listed by function name and line.
 
 # Note [Outside of modules]
 A function mode sees every call of PyTorch on its thread. An operation counts if no module's call is
@@ -35,6 +37,7 @@ from kedge.torch_internals.module_calls import CALLS
 from kedge.torch_internals.source_lines import TORCH, SourceLine, source_of
 
 _HEAD = ("operation", "calls", "in", "out", "mean", "rms", "min", "max", "nonfinite", "line", "")
+_ALIGN = "mrmmrrrrrmm"
 _SHOWN = 4
 _OPTIMIZERS = f"{TORCH}optim{os.sep}"
 
@@ -70,18 +73,23 @@ class FunctionOperation:
     largest: float = -math.inf
 
     @property
+    def finite(self) -> int:
+        """The number of finite elements of all results."""
+        return self.count - self.nonfinite
+
+    @property
     def mean(self) -> float:
         """The mean of all results; NaN without any."""
-        return self.total / finite if (finite := self.count - self.nonfinite) else math.nan
+        if not self.finite:
+            return math.nan
+        return self.total / self.finite
 
     @property
     def rms(self) -> float:
         """The root mean square of all results; NaN without any."""
-        return (
-            math.sqrt(self.squares / finite)
-            if (finite := self.count - self.nonfinite)
-            else math.nan
-        )
+        if not self.finite:
+            return math.nan
+        return math.sqrt(self.squares / self.finite)
 
     def add(self, value: Tensor) -> None:
         """Add the statistics of a result."""
@@ -95,11 +103,15 @@ class FunctionOperation:
             low, high = (bound.item() for bound in finite.aminmax())
             self.total += finite.sum().item()
             self.squares += finite.square().sum().item()
-            self.least, self.largest = min(self.least, low), max(self.largest, high)
+            self.least = min(self.least, low)
+            self.largest = max(self.largest, high)
 
 
 class FunctionOperations(notebook.Printed):
-    """The operations of a program outside of modules, in the order of their first calls: prints, counts and iterates them."""
+    """The operations of a program outside of modules, in the order of their first calls.
+
+    Prints, counts and iterates them.
+    """
 
     def __init__(self, rows: tuple[FunctionOperation, ...]) -> None:
         self.rows = rows
@@ -117,59 +129,50 @@ class FunctionOperations(notebook.Printed):
         for row in self.rows:
             if name == row.name:
                 return row
-        raise KeyError(
-            f'no operation is called "{name}"; there are {", ".join(r.name for r in self.rows[:_SHOWN])}, ...'
-        )
+        names = ", ".join(row.name for row in self.rows[:_SHOWN])
+        raise KeyError(f'no operation is called "{name}"; there are {names}, ...')
 
     def __str__(self) -> str:
         """A table: operation, calls, shapes, statistics of the results, and the line."""
         if not self.rows:
             return "it makes no operation outside of modules"
-        lines = [_HEAD, *map(_cells, self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(_HEAD))]
-        left = {0, 2, 3, len(_HEAD) - 2, len(_HEAD) - 1}
-        return "\n".join(
-            "  ".join(
-                c.ljust(w) if i in left else c.rjust(w)
-                for i, (c, w) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        )
+        table = [_HEAD, *map(_cells, self.rows)]
+        columns = []
+        for align, column in zip(_ALIGN, zip(*table, strict=True), strict=True):
+            width = max(map(len, column))
+            if align == "r":
+                columns.append([cell.rjust(width) for cell in column])
+            else:
+                columns.append([cell.ljust(width) for cell in column])
+        lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return (
-            notebook.table(_HEAD, map(_cells, self.rows), align="mrmmrrrrrmm")
-            if self.rows
-            else notebook.paragraph(str(self))
-        )
+        if not self.rows:
+            return notebook.paragraph(str(self))
+        return notebook.table(_HEAD, map(_cells, self.rows), align=_ALIGN)
 
 
 def _cells(row: FunctionOperation) -> tuple[str, ...]:
-    known = row.count > row.nonfinite
-    figures = [
-        compact(each) if known else "-" for each in (row.mean, row.rms, row.least, row.largest)
-    ]
-    line = (
-        ("", "")
-        if row.source is None
-        else (f"{row.source.file}:{row.source.line}", row.source.text or "")
-    )
-    nonfinite = str(row.nonfinite) if row.count else "-"
-    return (
-        row.name,
-        str(row.calls),
-        _shapes(row.inputs),
-        _shapes(row.outputs),
-        *figures,
-        nonfinite,
-        *line,
-    )
+    figures = ["-", "-", "-", "-"]
+    if row.finite:
+        figures = [compact(each) for each in (row.mean, row.rms, row.least, row.largest)]
+    figures.append(str(row.nonfinite) if row.count else "-")
+
+    line = ""
+    text = ""
+    if row.source is not None:
+        line = f"{row.source.file}:{row.source.line}"
+        text = row.source.text or ""
+    shapes = (_shapes(row.inputs), _shapes(row.outputs))
+    return (row.name, str(row.calls), *shapes, *figures, line, text)
 
 
 def _shapes(shapes: list[tuple[int, ...]]) -> str:
-    return " ".join(str(list(shape)) for shape in shapes[:_SHOWN]) + (
-        " ..." if len(shapes) > _SHOWN else ""
-    )
+    shown = [str(list(shape)) for shape in shapes[:_SHOWN]]
+    if len(shapes) > _SHOWN:
+        shown.append("...")
+    return " ".join(shown)
 
 
 class OutsideListing(TorchFunctionMode):
@@ -189,27 +192,31 @@ class OutsideListing(TorchFunctionMode):
         """Run a function; list it if it is an operation."""
         result = func(*args, **(kwargs or {}))
         if self._up and not is_compiling():
-            with (
-                torch.no_grad(),
-                modes.without_function_modes(),
-            ):  # modes of the program see its own calls alone
+            # Modes of the program see its own calls alone.
+            with torch.no_grad(), modes.without_function_modes():
                 self._see(func, args, kwargs, result)
         return result
 
     def _see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         if getattr(func, "__name__", "") == "backward" and self.after_backward is not None:
             self.after_backward()
-        elif (name := name_of(func)) and (made := _made(name, args, result)) and not in_backward():
-            frame = _line_outside(sys._getframe(1))
-            if frame is not None:
-                self._list(name, source_of(frame), (args, kwargs), made)
+            return
+        name = name_of(func)
+        if not name:
+            return
+        made = _made(name, args, result)
+        if not made or in_backward():
+            return
+        frame = _line_outside(sys._getframe(1))
+        if frame is None:
+            return
 
-    def _list(self, name: str, source: SourceLine, given: Any, made: list[Tensor]) -> None:
-        row = self._rows.setdefault(
-            (name, source.file, source.line), FunctionOperation(name, source)
-        )
+        source = source_of(frame)
+        place = name, source.file, source.line
+        row = self._rows.setdefault(place, FunctionOperation(name, source))
         if not row.calls:
-            row.inputs = [leaves.shape_of(tensor) for _, tensor in leaves.find(given)]
+            given = leaves.find((args, kwargs))
+            row.inputs = [leaves.shape_of(tensor) for _, tensor in given]
             row.outputs = [tuple(tensor.shape) for tensor in made]
         row.calls += 1
         for tensor in made:
@@ -237,13 +244,17 @@ class OutsideListing(TorchFunctionMode):
 
     def operations(self) -> FunctionOperations:
         """Return the operations listed so far."""
-        rows, several = list(self._rows.values()), dict[str, list[FunctionOperation]]()
+        rows = tuple(self._rows.values())
+        named: dict[str, list[FunctionOperation]] = {}
         for row in rows:
-            several.setdefault(row.name.partition("#")[0], []).append(row)
-        for name, group in several.items():
-            for number, row in enumerate(group if len(group) > 1 else ()):
-                row.name = f"{name}#{number}"
-        return FunctionOperations(tuple(rows))
+            name, _, _ = row.name.partition("#")
+            named.setdefault(name, []).append(row)
+
+        for name, group in named.items():
+            if len(group) > 1:
+                for number, row in enumerate(group):
+                    row.name = f"{name}#{number}"
+        return FunctionOperations(rows)
 
 
 def _made(name: str, args: Any, result: Any) -> list[Tensor]:
@@ -254,14 +265,19 @@ def _made(name: str, args: Any, result: Any) -> list[Tensor]:
 
 def _is_plain(value: Tensor) -> bool:
     """Whether a tensor has numbers that can be read here."""
-    plain = (
-        type(value) in (Tensor, Parameter) and value.layout == torch.strided and not value.is_nested
-    )
-    return plain and modes.has_data(value) and not modes.is_transforming()
+    if type(value) not in (Tensor, Parameter):
+        return False
+    if value.layout != torch.strided or value.is_nested:
+        return False
+    return modes.has_data(value) and not modes.is_transforming()
 
 
 def _line_outside(frame: FrameType | None) -> FrameType | None:
-    """Return the frame of the program's line that makes an operation; None if it belongs to a module or an optimizer."""
+    """Return the frame of the program's line that makes an operation.
+
+    Returns:
+        None if the operation belongs to a module or an optimizer.
+    """
     line = None
     while frame is not None:
         if id(frame.f_code) in CALLS or frame.f_code.co_filename.startswith(_OPTIMIZERS):

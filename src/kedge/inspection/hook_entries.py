@@ -31,9 +31,19 @@ from kedge.sites.folding import Folding
 EVERY_OPTIMIZER = "every optimizer"
 NODE = ("node-pre", "node-post")
 KINDS = (
-    "compiled", "replaced-forward", "parametrization", *FORWARD, *BACKWARD, *TENSOR, *NODE, *STATE,
-    "replaced-step", "optimizer-step-pre", "optimizer-step", "registration",
-)  # fmt: skip
+    "compiled",
+    "replaced-forward",
+    "parametrization",
+    *FORWARD,
+    *BACKWARD,
+    *TENSOR,
+    *NODE,
+    *STATE,
+    "replaced-step",
+    "optimizer-step-pre",
+    "optimizer-step",
+    "registration",
+)
 
 _TENSORS = ("Parameter", "buffer", "parametrized")
 _SHOWN = 3
@@ -73,10 +83,11 @@ class HookEntry:
 
     def __str__(self) -> str:
         """One line."""
-        named = (self.path or "the model") + (f" ({self.type})" if self.type else "")
-        return ", ".join(
-            (f"{self.kind} {self.order} on {named}: {self.name}", self.owner, *self.notes)
-        )
+        named = self.path or "the model"
+        if self.type:
+            named += f" ({self.type})"
+        hook = f"{self.kind} {self.order} on {named}: {self.name}"
+        return ", ".join((hook, self.owner, *self.notes))
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,10 +126,15 @@ class Audit(notebook.Printed):
         """
         if self.audited is None:
             raise WrongCall(
-                f"this audit of {self.model} has no model, whose hooks could be removed: call kedge.audit(model).remove()"
+                f"this audit of {self.model} has no model, "
+                "whose hooks could be removed: "
+                "call kedge.audit(model).remove()"
             )
-        model, removed = self.audited(), 0
-        for session, taps in [] if model is None else taps_on(model):
+        model = self.audited()
+        if model is None:
+            return 0
+        removed = 0
+        for session, taps in taps_on(model):
             removed += len(taps)
             if len(taps) == len(session.taps):
                 session.remove()
@@ -145,40 +161,37 @@ class Audit(notebook.Printed):
         return tuple(e for e in self.entries if e.kind == kind)
 
     def __str__(self) -> str:
-        """A table by place, equal places in one, and below it the effects of the hooks, harmful ones first."""
-        facts = ["", *_lines(self.facts)] if self.facts else []
-        if not self.entries:
-            return "\n".join([_headline(self), *facts])
-        effects_ = list(_sentences(self.entries))
-        return "\n".join(
-            [
-                _headline(self),
-                *facts,
-                "",
-                *_places(self.entries),
-                *([""] if effects_ else []),
-                *effects_,
-            ]
-        )
+        """A table by place, equal places in one, and below it the effects, harmful ones first."""
+        parts = [[_headline(self)]]
+        if self.facts:
+            parts.append(list(_lines(self.facts)))
+        if self.entries:
+            parts.append(list(_places(self.entries)))
+            parts.append(list(_sentences(self.entries)))
+        return "\n\n".join("\n".join(part) for part in parts if part)
 
     def _repr_html_(self) -> str:
-        facts = notebook.table(("about", self.what), self.facts, align="lm") if self.facts else ""
+        facts = ""
+        if self.facts:
+            facts = notebook.table(("about", self.what), self.facts, align="lm")
         if not self.entries:
             return notebook.paragraph(_headline(self)) + facts
-        hooks = [
-            (one.name or "the model", *_cells(one.members[0]))
-            for one in _FOLDING.shown(self.entries)
-        ]
+
         columns = ("place", "type", "order", "kind", "name", "owner", "notes")
-        done = [(effect.on, _subject(on), effect.what) for effect, on in _by_effect(self.entries)]
-        effects_ = notebook.table(("to", "hooks", "effects"), done, align="l") if done else ""
-        return (
-            notebook.table(columns, hooks, title=_headline(self), align="mmrlm") + effects_ + facts
-        )
+        folded = _FOLDING.shown(self.entries)
+        hooks = [(one.name or "the model", *_cells(one.members[0])) for one in folded]
+        html = notebook.table(columns, hooks, title=_headline(self), align="mmrlm")
+
+        effects_ = _by_effect(self.entries)
+        done = [(effect.on, _subject(hooks), effect.what) for effect, hooks in effects_]
+        if done:
+            html += notebook.table(("to", "hooks", "effects"), done, align="l")
+        return html + facts
 
 
 def _cells(entry: HookEntry) -> tuple[object, ...]:
-    return entry.type, entry.order, entry.kind, entry.name, entry.owner, ", ".join(entry.notes)
+    notes = ", ".join(entry.notes)
+    return entry.type, entry.order, entry.kind, entry.name, entry.owner, notes
 
 
 _FOLDING = Folding[HookEntry](lambda entry: entry.path, _cells)
@@ -187,75 +200,92 @@ _FOLDING = Folding[HookEntry](lambda entry: entry.path, _cells)
 def entry_of(found: FoundHook, trial: CopyTrial) -> HookEntry:
     """Return the entry of a hook."""
     function = function_in(found.hook)
-    source, owner = source_of(function), library_of(function)
-    found = replace(found, ours=owner == "kedge")
-    notes = found.flags + (serves(found.hook, found.path) if found.ours else ())
-    name = found.hook if found.kind == "compiled" else name_of(found.hook)
-    owner = "torch" if found.kind == "compiled" else owner or source or "built in"
+    source = source_of(function)
+    library = library_of(function)
+    found = replace(found, ours=library == "kedge")
+    if found.kind == "compiled":
+        name = found.hook
+        owner = "torch"
+    else:
+        name = name_of(found.hook)
+        owner = library or source or "built in"
+
+    notes = found.flags
+    if found.ours:
+        notes += serves(found.hook, found.path)
     return HookEntry(
-        found.kind,
-        found.path,
-        found.type,
-        found.order,
-        name,
-        owner,
-        source,
-        notes,
-        effects(found, trial),
+        kind=found.kind,
+        path=found.path,
+        type=found.type,
+        order=found.order,
+        name=name,
+        owner=owner,
+        source=source,
+        notes=notes,
+        effects=effects(found, trial),
     )
 
 
 def _headline(audit: Audit) -> str:
     if not audit.entries:
         return f"this {audit.what} has no hooks"
-    kinds = Counter(e.kind for e in audit)
+    count = Counter(entry.kind for entry in audit)
+    kinds = [f"{count[kind]} {kind}" for kind in KINDS if kind in count]
     hooks = "1 hook" if len(audit) == 1 else f"{len(audit)} hooks"
-    return f"{hooks} on {audit.model}: " + ", ".join(f"{kinds[k]} {k}" for k in KINDS if k in kinds)
+    return f"{hooks} on {audit.model}: {', '.join(kinds)}"
 
 
 def _lines(facts: Iterable[tuple[str, str]]) -> Iterator[str]:
     """The facts, aligned, and long ones wrapped."""
     width = max((len(label) for label, _ in facts), default=0)
+    indent = " " * (width + 2)
     for label, text in facts:
-        yield textwrap.fill(f"{label:{width}}  {text}", _WIDTH, subsequent_indent=" " * (width + 2))
+        yield textwrap.fill(f"{label:{width}}  {text}", _WIDTH, subsequent_indent=indent)
 
 
 def _places(entries: Iterable[HookEntry]) -> Iterator[str]:
     """The table by place; places with the same hooks share one."""
     at: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+    widths = [0, 0, 0, 0, 0]
     for e in entries:
-        at.setdefault((e.path, e.type), []).append(
-            (str(e.order), e.kind, e.name, e.owner, ", ".join(e.notes))
-        )
+        notes = ", ".join(e.notes)
+        row: tuple[str, ...] = (str(e.order), e.kind, e.name, e.owner, notes)
+        at.setdefault((e.path, e.type), []).append(row)
+        widths = [max(width, len(text)) for width, text in zip(widths, row, strict=True)]
+
     alike: dict[tuple[str, tuple[tuple[str, ...], ...]], list[tuple[str, str]]] = {}
-    for place, rows in at.items():
-        alike.setdefault(
-            ("tensors" if place[1] in _TENSORS else "modules", tuple(rows)), []
-        ).append(place)
-    widths = [max(len(row[i]) for rows in at.values() for row in rows) for i in range(4)]
+    for (path, type_), rows in at.items():
+        what = "tensors" if type_ in _TENSORS else "modules"
+        alike.setdefault((what, tuple(rows)), []).append((path, type_))
+
     for (what, shared), places in alike.items():
         yield _where(places, what)
         for row in shared:
-            yield (
-                "  "
-                + "  ".join(
-                    f"{text:{width}}" for text, width in zip(row, [*widths, 0], strict=True)
-                )
-            ).rstrip()
+            cells = [f"{text:{width}}" for text, width in zip(row, widths, strict=True)]
+            yield f"  {'  '.join(cells)}".rstrip()
 
 
 def _where(places: list[tuple[str, str]], what: str) -> str:
     names = [path or "the model" for path, _ in places]
-    types = f" ({', '.join(dict.fromkeys(t for _, t in places))})" if places[0][1] else ""
-    return f"on {f'{len(names)} {what}: ' if len(names) > 1 else ''}{listed(names, _SHOWN)}{types}"
+    text = listed(names, _SHOWN)
+    if len(names) > 1:
+        text = f"{len(names)} {what}: {text}"
+
+    types = list(dict.fromkeys(type_ for _, type_ in places))
+    if types[0]:
+        text += f" ({', '.join(types)})"
+    return f"on {text}"
 
 
 def _sentences(entries: Iterable[HookEntry]) -> Iterator[str]:
-    """The effects of the hooks, each sentence once, with the hooks that have it; nothing if they have none."""
+    """The effects of the hooks, each sentence once, with the hooks that have it."""
     found = _by_effect(entries)
     if not found:
         return
-    yield "effects (! may cause harm)" if any(effect.harms for effect, _ in found) else "effects"
+    if any(effect.harms for effect, _ in found):
+        yield "effects (! may cause harm)"
+    else:
+        yield "effects"
     for effect, hooks in found:
         line = f"{'!' * effect.harms:1} {effect.on:10} {_subject(hooks)}: {effect.what}"
         yield textwrap.fill(line, _WIDTH, subsequent_indent=" " * 13)
@@ -272,6 +302,7 @@ def _by_effect(entries: Iterable[HookEntry]) -> list[tuple[Effect, list[HookEntr
 
 def _subject(hooks: list[HookEntry]) -> str:
     if len(hooks) == 1:
-        return f"{hooks[0].kind} {hooks[0].name} on {hooks[0].path or 'the model'}"
+        hook = hooks[0]
+        return f"{hook.kind} {hook.name} on {hook.path or 'the model'}"
     different = list(dict.fromkeys(f"{e.kind} {e.name}" for e in hooks))
     return f"{listed(different, _SHOWN)} ({len(hooks)} hooks)"

@@ -52,14 +52,21 @@ class Operation:
 
 
 class Operations(notebook.Printed):
-    """The operations that one forward of a model made, in their order: prints, counts and iterates them."""
+    """The operations that one forward of a model made, in their order.
+
+    Prints, counts and iterates them.
+    """
 
     def __init__(self, rows: tuple[Operation, ...]) -> None:
         self.rows = rows
-        self._several = {r.site.path for r in rows if r.site.call}
-        self._numbered = {
-            (r.site.path, r.site.op[0]) for r in rows if r.site.op is not None and r.site.op[1]
-        }
+        self._several: set[str] = set()
+        self._numbered: set[tuple[str, str]] = set()
+        for row in rows:
+            site = row.site
+            if site.call:
+                self._several.add(site.path)
+            if site.op is not None and site.op[1]:
+                self._numbered.add((site.path, site.op[0]))
 
     def __iter__(self) -> Iterator[Operation]:
         """The operations."""
@@ -74,9 +81,8 @@ class Operations(notebook.Printed):
         for row in self.rows:
             if name in (self.name(row), str(row.site).removesuffix(":out")):
                 return row
-        raise KeyError(
-            f'no operation is called "{name}"; there are {", ".join(map(self.name, self.rows[:_SHOWN]))}, ...'
-        )
+        names = ", ".join(map(self.name, self.rows[:_SHOWN]))
+        raise KeyError(f'no operation is called "{name}"; there are {names}, ...')
 
     def name(self, row: Operation) -> str:
         """The shortest selector of an operation: calls and indices only where there are several."""
@@ -88,35 +94,35 @@ class Operations(notebook.Printed):
         return str(site).removesuffix(":out")
 
     def _cells(self) -> list[tuple[str, ...]]:
-        return [
-            (self.name(r), _shapes(r.inputs), _shapes(r.outputs), *_line(r.source))
-            for r in self.rows
-        ]
+        cells: list[tuple[str, ...]] = []
+        for row in self.rows:
+            shapes = _shapes(row.inputs), _shapes(row.outputs)
+            cells.append((self.name(row), *shapes, *_line(row.source)))
+        return cells
 
     def __str__(self) -> str:
         """A table: operation, shapes in and out, and the line that makes it."""
         if not self.rows:
             return "its forward makes no visible operation"
-        lines = [_HEAD, *self._cells()]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(_HEAD) - 1)]
-        return "\n".join(
-            "  ".join(
-                [*(cell.ljust(w) for cell, w in zip(line, widths, strict=False)), line[-1]]
-            ).rstrip()
-            for line in lines
-        )
+        table = [_HEAD, *self._cells()]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = []
+        for row in table:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return (
-            notebook.table(_HEAD, self._cells(), align="mmmmm")
-            if self.rows
-            else notebook.paragraph(str(self))
-        )
+        if not self.rows:
+            return notebook.paragraph(str(self))
+        return notebook.table(_HEAD, self._cells(), align="mmmmm")
 
 
 def _shapes(shapes: dict[str, tuple[int, ...]]) -> str:
     shown = [str(list(shape)) for shape in shapes.values()]
-    return " ".join(shown[:_SHOWN]) + (" ..." if len(shown) > _SHOWN else "")
+    if len(shown) > _SHOWN:
+        shown[_SHOWN:] = ["..."]
+    return " ".join(shown)
 
 
 def _line(source: SourceLine | None) -> tuple[str, str]:
@@ -169,7 +175,10 @@ class Listing:
 
 
 def _source() -> SourceLine | None:
-    """The program's line that makes the current operation; in a PyTorch module, the line of its forward."""
+    """The program's line that makes the current operation.
+
+    In a PyTorch module, it is the line of its forward.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and id(frame.f_code) != OPERATE:
         frame = frame.f_back
@@ -177,8 +186,11 @@ def _source() -> SourceLine | None:
     while frame is not None and id(frame.f_code) not in CALLS:
         if not is_between(frame.f_code.co_filename) or is_inside(frame):
             return source_of(frame)
-        last, frame = frame, frame.f_back
-    return None if last is None else source_of(last)
+        last = frame
+        frame = frame.f_back
+    if last is None:
+        return None
+    return source_of(last)
 
 
 @overload
@@ -216,10 +228,13 @@ def operations(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not isinstance(model, nn.Module):
         if not callable(model) or isinstance(model, type):
             raise WrongCall(
-                f"operations takes a torch.nn.Module or a function, then its arguments, not {not_a_model(model)}"
+                "operations takes a torch.nn.Module or a function, then its arguments, "
+                f"not {not_a_model(model)}"
             )
         return list_function(model, args, kwargs)
-    inner, listing = dynamo.unwrap(model), Listing()
+
+    inner = dynamo.unwrap(model)
+    listing = Listing()
     listing.add(inner)
     try:
         with noted_arguments(model, args, kwargs), _unchanged(inner):
@@ -232,19 +247,18 @@ def operations(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
     """Restore buffers and random numbers after the block."""
-    before = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in modules_in(model).values()
-        for name, buffer in own_buffers(module).items()
-        if buffer is not None
-    ]
+    before: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+    for module in modules_in(model).values():
+        for name, buffer in own_buffers(module).items():
+            if buffer is not None:
+                before.append((module, name, buffer, buffer.detach().clone()))
     with same_random_numbers():
         try:
             yield
         finally:
-            for module, name, buffer, value in before:
-                if getattr(module, name, None) is not buffer:
-                    setattr(module, name, buffer)
-                if not torch.equal(buffer, value):  # a batch norm changes it without a new version
+            for module, name, own, value in before:
+                if getattr(module, name, None) is not own:
+                    setattr(module, name, own)
+                if not torch.equal(own, value):  # a batch norm changes it without a new version
                     with torch.no_grad():
-                        buffer.copy_(value)
+                        own.copy_(value)

@@ -1,4 +1,4 @@
-"""The owner of a hook: its name, its code, its library, and the sites and actions that a Kedge hook serves."""
+"""The owner of a hook: its name, its code and its library; what a hook of Kedge's own serves."""
 
 from __future__ import annotations
 
@@ -42,8 +42,11 @@ def name_of(hook: Any) -> str:
         return f"partial({name_of(hook.func)})"
     function = function_in(hook)
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    name = name.rpartition("<locals>.")[2].strip("<>")
     computed = computed_by(function)
-    return name.rpartition("<locals>.")[2].strip("<>") + (f" of {computed}" if computed else "")
+    if computed:
+        return f"{name} of {computed}"
+    return name
 
 
 def source_of(function: Any) -> str:
@@ -61,8 +64,13 @@ def source_of(function: Any) -> str:
 def library_of(function: Any) -> str:
     """The library of a function; empty for the program's own."""
     module = str(getattr(function, "__module__", ""))
-    known = next((name for prefix, name in _OWNERS.items() if f"{module}.".startswith(prefix)), "")
-    return known or (module.partition(".")[0] if is_installed(source_of(function)) else "")
+    for prefix, name in _OWNERS.items():
+        if f"{module}.".startswith(prefix):
+            return name
+    if not is_installed(source_of(function)):
+        return ""
+    package, _, _ = module.partition(".")
+    return package
 
 
 def serves(hook: Any, place: str) -> tuple[str, ...]:
@@ -77,27 +85,41 @@ def serves(hook: Any, place: str) -> tuple[str, ...]:
         return ("counts forward passes",)
     if isinstance(hook, RootFinder):
         return ("finds the models of kedge.everywhere",)
-    holders = [hook, getattr(hook, "__self__", None), *enclosed(hook).values()]
-    gates = [taps for h in holders if isinstance(h, Gate) for taps in h.taps.values()]
+    holders = _holders(hook)
     tensor_gates = [h for h in holders if isinstance(h, TensorGate)]
-    named = {h.site.path for h in tensor_gates if h.param is None} - {place}
-    sites = [
-        (tap.site if tap.site.path in named else replace(tap.site, path=""), tap.label)
-        for tap in itertools.chain(*gates, *(h.taps for h in tensor_gates))
-    ]
-    taps = [f"{site} {label}" for site, label in sites]
+    taps: list[Tap] = []
+    for holder in holders:
+        if isinstance(holder, Gate):
+            taps += itertools.chain(*holder.taps.values())
+    for gate in tensor_gates:
+        taps += gate.taps
+
+    named = {gate.site.path for gate in tensor_gates if gate.param is None} - {place}
+    served = []
+    for tap in taps:
+        site = tap.site
+        if site.path not in named:
+            site = replace(site, path="")
+        served.append(f"{site} {tap.label}")
     if isinstance(hook, InputGate) and hook.preserving:
-        taps.append("copies records before they are overwritten")
-    return tuple(taps)
+        served.append("copies records before they are overwritten")
+    return tuple(served)
 
 
 def taps_behind(hook: Any) -> tuple[Tap, ...]:
     """The actions with their sites that a Kedge hook on a tensor or a node runs."""
-    holders = [hook, getattr(hook, "__self__", None), *enclosed(hook).values()]
-    taps = [h.taps for h in holders if isinstance(h, TensorGate)]
-    taps += [
-        h.gate.taps.get(h.origin.site.kind, ())
-        for h in holders
-        if isinstance(h, (GradientListener, InputShare))
-    ]
-    return tuple(itertools.chain(*taps))
+    holders = _holders(hook)
+    taps: list[Tap] = []
+    for holder in holders:
+        if isinstance(holder, TensorGate):
+            taps += holder.taps
+    for holder in holders:
+        if isinstance(holder, (GradientListener, InputShare)):
+            site = holder.origin.site
+            taps += holder.gate.taps.get(site.kind, ())
+    return tuple(taps)
+
+
+def _holders(hook: Any) -> list[Any]:
+    """Return a hook, its object if it is a bound method, and the values that it encloses."""
+    return [hook, getattr(hook, "__self__", None), *enclosed(hook).values()]

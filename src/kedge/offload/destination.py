@@ -14,17 +14,19 @@ from kedge.files.given_path import given_path
 
 def _check_flag(owner: object, name: str, *, optional: bool = False) -> None:
     value = getattr(owner, name)
-    if not (isinstance(value, bool) or (optional and value is None)):
-        kinds = "True, False or None" if optional else "True or False"
-        raise OffloadError(
-            f"{type(owner).__name__}({name}={described(value)}): {name} must be {kinds}"
-        )
+    if isinstance(value, bool) or (optional and value is None):
+        return
+    kinds = "True, False or None" if optional else "True or False"
+    kind = type(owner).__name__
+    raise OffloadError(f"{kind}({name}={described(value)}): {name} must be {kinds}")
 
 
 @called_as("kedge.offload(model, to=kedge.Rebuild())")
 @dataclass(frozen=True)
 class Rebuild:
-    """The destination of `kedge.offload` that moves nothing: tensors that can be computed again exactly are not kept.
+    """The destination of `kedge.offload` that moves nothing.
+
+    Tensors that can be computed again exactly are not kept.
 
     Examples:
         >>> with kedge.offload(model, to=kedge.Rebuild()):
@@ -85,11 +87,12 @@ class Disk:
         if not isinstance(self.path, (str, os.PathLike)):
             raise OffloadError(f"Disk({described(self.path)}): path must be a folder, or None")
         folder = given_path(self.path)
-        if not folder.is_dir():
-            meant = "" if folder == Path(self.path) else f", which is {folder}"
-            raise OffloadError(
-                f"Disk({os.fspath(self.path)!r}){meant}: there is no such folder; create it first, or leave path out"
-            )
+        if folder.is_dir():
+            return
+        call = f"Disk({os.fspath(self.path)!r})"
+        if folder != Path(self.path):
+            call += f", which is {folder}"
+        raise OffloadError(f"{call}: there is no such folder; create it first, or leave path out")
 
 
 Destination: TypeAlias = Rebuild | Cpu | Disk

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,12 +53,12 @@ class FunctionValues:
         if isinstance(value, (nn.Module, Tensor)):
             self._add_one(self.modules, "", name, value)
             return
+
         held = dict(_held_by(value))
+        group = self.modules
         if any(isinstance(each, nn.Module) for each in held.values()):
             group = nn.Module()
             self.modules.add_module(_free(self.modules, name), group)
-        else:
-            group = self.modules
         for key, each in held.items():
             self._add_one(group, f"{name}.", key, each)
 
@@ -73,7 +73,10 @@ class FunctionValues:
 
 
 def _free(group: nn.Module, name: str) -> str:
-    """Return a name for a module in another: attributes that it has already, such as ``half``, get an underscore."""
+    """Return a name for a module in another.
+
+    An attribute that it has already, such as ``half``, gets an underscore.
+    """
     name = name.replace(".", "_") or "_"
     while hasattr(group, name):
         name += "_"
@@ -82,20 +85,25 @@ def _free(group: nn.Module, name: str) -> str:
 
 def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the items of a container that is not very large, or the attributes of an object."""
+    if isinstance(value, (list, tuple, dict)) and len(value) > _MOST:
+        return
+    items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, (list, tuple)):
-        items: Any = enumerate(value) if len(value) <= _MOST else ()
+        items = enumerate(value)
     elif isinstance(value, dict):
-        items = value.items() if len(value) <= _MOST else ()
-    else:
-        items = () if isinstance(value, _NO_OBJECTS) else getattr(value, "__dict__", {}).items()
-    yield from (
-        (str(name), each) for name, each in list(items) if isinstance(each, (nn.Module, Tensor))
-    )
+        items = value.items()
+    elif not isinstance(value, _NO_OBJECTS):
+        items = getattr(value, "__dict__", {}).items()
+
+    for name, each in list(items):
+        if isinstance(each, (nn.Module, Tensor)):
+            yield str(name), each
 
 
 def values_of(function: Any) -> FunctionValues:
     """Return the modules and tensors that a function can reach; it is not called."""
-    found, seen = FunctionValues(), set[int]()
+    found = FunctionValues()
+    seen: set[int] = set()
     for name, value in _named(function):
         if id(value) not in seen:
             seen.add(id(value))
@@ -105,18 +113,19 @@ def values_of(function: Any) -> FunctionValues:
 
 def _named(function: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(function, functools.partial):
-        yield from ((f"argument{i}", value) for i, value in enumerate(function.args))
+        for i, value in enumerate(function.args):
+            yield f"argument{i}", value
         yield from function.keywords.items()
         yield from _named(function.func)
     elif isinstance(function, types.MethodType):
         yield "self", function.__self__
         yield from _named(function.__func__)
     elif isinstance(function, types.FunctionType):
-        code, outside = function.__code__, function.__globals__
+        outside = function.__globals__
         yield from enclosed(function).items()
-        yield from (
-            (name, outside[name]) for name in dict.fromkeys(names_in(code)) if name in outside
-        )
+        for name in dict.fromkeys(names_in(function.__code__)):
+            if name in outside:
+                yield name, outside[name]
         yield from defaults(function).items()
         if hasattr(function, "__wrapped__"):
             yield from _named(inspect.unwrap(function))
@@ -125,7 +134,10 @@ def _named(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def takes_arguments(function: Any) -> bool:
-    """Whether a function has to be given arguments, or may take any number of them; also if that is not known."""
+    """Whether a function has to be given arguments, or may take any number of them.
+
+    True also if that is not known.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # builtins such as `torch.exp` have no signature

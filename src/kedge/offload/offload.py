@@ -55,9 +55,11 @@ class Offload(StandIn):
 
     def __repr__(self) -> str:
         """The call that makes it."""
+        settings = around_of(self).settings
         layer = layer_of(self)
-        shown = repr(layer) if isinstance(layer, Offload) else super().__repr__()
-        return f"kedge.offload({shown}{around_of(self).settings})"
+        if isinstance(layer, Offload):
+            return f"kedge.offload({layer!r}{settings})"
+        return f"kedge.offload({super().__repr__()}{settings})"
 
 
 @overload
@@ -133,31 +135,32 @@ def offload(
         NoSiteMatched: If `where` selects no module.
         NoSuchCodec: If there is no such codec.
     """
-    if isinstance(model, Destination):
-        raise OffloadError(
-            f"kedge.offload takes a destination as to=: kedge.offload(model, to={model!r})"
-        )
+    for given in (model, where):
+        if isinstance(given, Destination):
+            raise OffloadError(
+                f"kedge.offload takes a destination as to=: kedge.offload(model, to={given!r})"
+            )
     if not (model is None or isinstance(model, nn.Module)):
         raise OffloadError(
-            f"kedge.offload takes a torch.nn.Module, not {described(model)}; for several models, give torch.nn.ModuleList([...])"
+            f"kedge.offload takes a torch.nn.Module, not {described(model)}; "
+            "for several models, give torch.nn.ModuleList([...])"
         )
     if isinstance(where, nn.Module):
         raise OffloadError(
-            f"kedge.offload takes one model, and where= a selector of its modules, not a second {type(where).__name__}; "
+            "kedge.offload takes one model, and where= a selector of its modules, "
+            f"not a second {type(where).__name__}; "
             "for several models, give torch.nn.ModuleList([...])"
         )
-    if isinstance(where, Destination):
-        raise OffloadError(
-            f"kedge.offload takes a destination as to=: kedge.offload(model, to={where!r})"
-        )
+
     settings = OffloadSettings(where, to, min_bytes, codec, max_memory, max_slowdown)
-    around = Offloading(None if model is None else original(model), settings)
     if model is None:
-        return around
+        return Offloading(None, settings)
+    around = Offloading(original(model), settings)
     try:
         return stand_in(Offload, model, around)
     except TypeError as error:
         raise OffloadError(
-            f"kedge.offload cannot wrap a {type(model).__name__}: {error}. Its class keeps state outside of "
-            "__dict__, in __slots__; use a block without a model, as in: with kedge.offload():"
+            f"kedge.offload cannot wrap a {type(model).__name__}: {error}. "
+            "Its class keeps state outside of __dict__, in __slots__; "
+            "use a block without a model, as in: with kedge.offload():"
         ) from error

@@ -51,36 +51,45 @@ class OffloadSettings:
         Raises:
             OffloadError: An argument is invalid.
         """
-        if not isinstance(self.to, (Rebuild, Cpu, Disk)):
-            raise OffloadError(f"to={self.to!r}: use kedge.Rebuild(), kedge.Cpu() or kedge.Disk()")
-        return Policy(
-            least=bytes_of("min_bytes", self.min_bytes),
-            find=find if isinstance(self.to, Rebuild) or self.to.rebuild else None,
-            codec=None if self.codec is None else codec_of(self.codec),
-            planner=planner_for(self.max_memory, self.max_slowdown),
-        )
+        to = self.to
+        if not isinstance(to, (Rebuild, Cpu, Disk)):
+            raise OffloadError(f"to={to!r}: use kedge.Rebuild(), kedge.Cpu() or kedge.Disk()")
+        least = bytes_of("min_bytes", self.min_bytes)
+        rebuilds = isinstance(to, Rebuild) or to.rebuild
+        codec = None
+        if self.codec is not None:
+            codec = codec_of(self.codec)
+        planner = planner_for(self.max_memory, self.max_slowdown)
+
+        policy = Policy(least=least, codec=codec, planner=planner)
+        if rebuilds:
+            policy = replace(policy, find=find)
+        return policy
 
     def check_without_model(self) -> None:
         """Raise OffloadError for an argument that needs a model."""
         for name in ("max_memory", "max_slowdown"):
-            if (limit := getattr(self, name)) is not None:
+            limit = getattr(self, name)
+            if limit is not None:
                 raise OffloadError(
-                    f"{name}={limit!r} without a model: a plan is for a step, and only the calls of a model show where one "
-                    f"begins; use kedge.offload(model, {name}={limit!r})"
+                    f"{name}={limit!r} without a model: a plan is for a step, "
+                    "and only the calls of a model show where one begins; "
+                    f"use kedge.offload(model, {name}={limit!r})"
                 )
         if self.where != EVERYTHING:
             raise OffloadError(
-                f"where={self.where!r} without a model: it selects modules of one; use kedge.offload(model, {self.where!r})"
+                f"where={self.where!r} without a model: it selects modules of one; "
+                f"use kedge.offload(model, {self.where!r})"
             )
 
     def __str__(self) -> str:
         """The settings as arguments, without those that have their default."""
         plain = OffloadSettings()
-        return "".join(
-            f", {name}={value!r}"
-            for name, value in vars(self).items()
-            if value != getattr(plain, name)
-        )
+        text = ""
+        for name, value in vars(self).items():
+            if value != getattr(plain, name):
+                text += f", {name}={value!r}"
+        return text
 
 
 class Offloading:
@@ -100,17 +109,21 @@ class Offloading:
         if model is None:
             settings.check_without_model()
         self.settings = settings
-        self._model, self._policy = model, policy
-        self._paths = (
-            None if model is None or settings.where == EVERYTHING else _paths(model, settings.where)
-        )
+        self._model = model
+        self._policy = policy
+        self._paths: frozenset[str] | None = None
+        if model is not None and settings.where != EVERYTHING:
+            self._paths = _paths(model, settings.where)
+
         self._lock = threading.Lock()
         self._block: ExitStack | None = None
-        self._calls, self._calling = 0, ExitStack()
+        self._calls = 0
+        self._calling = ExitStack()
         self._store: Store | None = None
         self._close: weakref.finalize[..., Offloading] | None = None
         with own_work():
-            self._engine = Engine(policy.equipped(), _root(model))
+            root = nn.Module() if model is None else unwrap(model)
+            self._engine = Engine(policy.equipped(), root)
         self.account = self._engine.account
 
     def __enter__(self) -> OffloadAccount:
@@ -135,8 +148,9 @@ class Offloading:
     ) -> None:
         """End the block; saved tensors can be read as long as they are needed."""
         explain(error)
-        block, self._block = self._block, None
-        if block is not None:
+        if self._block is not None:
+            block = self._block
+            self._block = None
             block.close()
         with self._lock:
             if self._close is not None and not self._calls:
@@ -183,11 +197,8 @@ class Offloading:
                 self._calling.close()
 
     def _put_in_force(self, stack: ExitStack, *, ambient: bool) -> None:
-        if self._store is None and (store := _open(self.settings.to)) is not None:
-            self._store = store
-            self.account.file = store if isinstance(store, DiskStore) else None
-            self._close = weakref.finalize(self, store.close)
-            self._engine.work_by(replace(self._policy, store=store).equipped())
+        if self._store is None:
+            self._open()
         with own_work(), ExitStack() as undo:
             model = nn.Module() if self._model is None else self._model
             hear(undo, model, self._engine.begin)
@@ -201,26 +212,36 @@ class Offloading:
             )
             stack.push(undo.pop_all())
 
+    def _open(self) -> None:
+        """Open the store of the destination; `Rebuild` has none."""
+        store: Store
+        match self.settings.to:
+            case Rebuild():
+                return
+            case Cpu(pin=pin):
+                store = CpuStore(pin=pin)
+            case Disk(path=path, uncached=uncached, checksum=checksum):
+                store = self.account.file = DiskStore(path, uncached=uncached, checksum=checksum)
+        self._store = store
+        self._close = weakref.finalize(self, store.close)
+        self._engine.work_by(replace(self._policy, store=store).equipped())
+
     def _selects(self, path: str) -> bool:
         return self._paths is None or path in self._paths
 
 
 def explain(error: BaseException | None) -> None:
-    """Add the reason and the remedy to PyTorch's error for a second pair of hooks on one saved tensor."""
-    if (
-        isinstance(error, RuntimeError)
-        and _TWO_PAIRS in str(error)
-        and not getattr(error, "__notes__", None)
-    ):
-        error.add_note(
-            "kedge.offload has hooks on every tensor that autograd saves here, and PyTorch allows one pair for each. Leave "
-            "this code outside of the block, or give your pair to torch.autograd.graph.saved_tensors_hooks, around this "
-            "operation: it then receives its tensors first."
-        )
-
-
-def _root(model: nn.Module | None) -> nn.Module:
-    return nn.Module() if model is None else unwrap(model)
+    """Explain PyTorch's error for a second pair of hooks on one saved tensor: reason and remedy."""
+    if not isinstance(error, RuntimeError) or _TWO_PAIRS not in str(error):
+        return
+    if getattr(error, "__notes__", None):
+        return
+    error.add_note(
+        "kedge.offload has hooks on every tensor that autograd saves here, "
+        "and PyTorch allows one pair for each. Leave this code outside of the block, "
+        "or give your pair to torch.autograd.graph.saved_tensors_hooks, "
+        "around this operation: it then receives its tensors first."
+    )
 
 
 def _paths(model: nn.Module, where: str) -> frozenset[str]:
@@ -231,21 +252,11 @@ def _paths(model: nn.Module, where: str) -> frozenset[str]:
     for term in selector.terms:
         if term.kind or term.leaf or term.op or term.call is not None:
             raise OffloadError(
-                f'where="{where}": "{term}" selects more than a module; kedge.offload takes every tensor saved while '
-                f'a module runs, so name modules alone: "{".".join(term.path)}"'
+                f'where="{where}": "{term}" selects more than a module; '
+                "kedge.offload takes every tensor saved while a module runs, "
+                f'so name modules alone: "{".".join(term.path)}"'
             )
     return frozenset(site.path for site in selector.on(unwrap(model)))
-
-
-def _open(to: Destination) -> Store | None:
-    """Return a new store for a destination; None for `Rebuild`."""
-    match to:
-        case Cpu():
-            return CpuStore(pin=to.pin)
-        case Disk():
-            return DiskStore(to.path, uncached=to.uncached, checksum=to.checksum)
-        case Rebuild():
-            return None
 
 
 untraced(Offloading._begin_call, Offloading._end_call)

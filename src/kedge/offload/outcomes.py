@@ -1,4 +1,4 @@
-"""The outcomes of an offload: what became of each saved tensor, counted by module, printable as a table."""
+"""The outcomes of an offload: what became of each saved tensor, by module, printable as a table."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kedge.notebook import Printed
 _MB = 1e6
 _MOST = 24
 """The number of modules that are printed."""
+_HEADINGS = "tensors     saved  resident      kept   rebuilt     moved  (MB per step)"
 _NO_STEP = "no step: autograd saved nothing, as under torch.no_grad"
 _COUNTS = ("small", "again", "unique", "stored", "freed", "failed")
 _GROUPS = ("kept", "rebuilt", "moved")
@@ -28,7 +29,9 @@ _WORDING = {
 
 
 class Outcome(NamedTuple):
-    """The outcome of one saved tensor that is not small; the engine decides it, and the account books it once.
+    """The outcome of one saved tensor that is not small.
+
+    The engine decides it, and the account books it once.
 
     Attributes:
         group: Kept by reference, rebuilt, moved, or again: decided before, for the same storage.
@@ -90,10 +93,15 @@ class RestoredBytes:
     """
 
     def __init__(self) -> None:
-        self.reads, self.repeated, self.stalled = Count(), Count(), 0.0
+        self.reads = Count()
+        self.repeated = Count()
+        self.stalled = 0.0
 
     def add(self, nbytes: int, seconds: float, *, again: bool) -> None:
-        """Count bytes that were brought back, and the seconds that this took, with the reads of its inputs."""
+        """Count bytes that were brought back, and the seconds that this took.
+
+        These include the reads of a recipe's inputs.
+        """
         self.reads.add(nbytes)
         self.stalled += seconds
         if again:
@@ -129,8 +137,13 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.small, self.again, self.unique, self.stored = Count(), Count(), Count(), Count()
-        self.freed, self.failed, self.restored = Count(), Count(), RestoredBytes()
+        self.small = Count()
+        self.again = Count()
+        self.unique = Count()
+        self.stored = Count()
+        self.freed = Count()
+        self.failed = Count()
+        self.restored = RestoredBytes()
         self.kept: defaultdict[str, Count] = defaultdict(Count)
         self.rebuilt: defaultdict[str, Count] = defaultdict(Count)
         self.moved: defaultdict[str, Count] = defaultdict(Count)
@@ -207,31 +220,36 @@ class ModuleAccount:
     __slots__ = ("_account", "_lock", "before", "path", "small", "step")
 
     def __init__(self, account: OffloadAccount, path: str | None) -> None:
-        self._account, self.path = account, path
+        self._account = account
+        self.path = path
         # A reentrant lock: the last handle of an entry may be collected at any moment.
         self._lock = account.lock
-        self.step, self.before = Tally(), Tally()
+        self.step = Tally()
+        self.before = Tally()
         self.small = self.step.small
 
     def turn(self) -> None:
         """Begin a step: the current one is over."""
-        over, self.step = self.step, Tally()
+        over = self.step
+        self.step = Tally()
         self.small = self.step.small
         self.before.join(over)
 
     def book(self, outcome: Outcome) -> None:
         """Count the outcome of a saved tensor; its storage only at its first occurrence in this step."""
         with self._lock:
-            step, storage = self.step, outcome.storage
-            if storage is not None and outcome.number not in (seen := self._account.seen):
-                seen[outcome.number] = StorageWeakRef(
-                    storage
-                )  # the reference keeps the number from being reused
-                step.unique.add(storage.nbytes())
+            step = self.step
+            storage = outcome.storage
+            if storage is not None:
+                seen = self._account.seen
+                if outcome.number not in seen:
+                    # The reference keeps the number from being reused.
+                    seen[outcome.number] = StorageWeakRef(storage)
+                    step.unique.add(storage.nbytes())
             step.book(outcome)
 
     def restored(self, nbytes: int, seconds: float, *, again: bool) -> None:
-        """Count bytes that were brought back, and the seconds that this took, with the reads of its inputs."""
+        """Count bytes that were brought back, and the seconds that this took; see `RestoredBytes`."""
         with self._lock:
             self.step.restored.add(nbytes, seconds, again=again)
 
@@ -262,7 +280,8 @@ class OffloadAccount(Printed):
     def __init__(self) -> None:
         self.rows: dict[str | None, ModuleAccount] = {}
         self.lock = threading.RLock()
-        self.steps = self.checkpointed = 0
+        self.steps = 0
+        self.checkpointed = 0
         self.dropped: dict[str, str] = {}
         self.plan: object | None = None
         self.file: object | None = None
@@ -315,46 +334,57 @@ class OffloadAccount(Printed):
         """A table of averages over steps: a line for each module, the sum, and remarks."""
         steps = self.steps + 1  # the current one too, or none if nothing was ever saved
         tallies = {_name(path): self.module(path) for path in list(self.rows)}
-        largest = sorted(tallies, key=lambda name: tallies[name].resident - tallies[name].naive)[
-            :_MOST
-        ]
+
+        def held(name: str) -> int:
+            return tallies[name].naive - tallies[name].resident
+
+        largest = sorted(tallies, key=held, reverse=True)[:_MOST]
         shown = [name for name in tallies if name in largest]
+        rest = [tally for name, tally in tallies.items() if name not in shown]
         width = max(map(len, [*shown, "module", "(999 more)"]))
-        lines = [
-            f"{'module':{width}}  tensors     saved  resident      kept   rebuilt     moved  (MB per step)"
-        ]
+
+        lines = [f"{'module':{width}}  {_HEADINGS}"]
         lines += [f"{name:{width}}  {_figures([tallies[name]], steps)}" for name in shown]
-        if rest := [tally for name, tally in tallies.items() if name not in shown]:
-            lines.append(f"{f'({len(rest)} more)':{width}}  {_figures(rest, steps)}")
-        lines += [
-            f"{'all':{width}}  {_figures(tallies.values(), steps)}",
-            "",
-            *self._remarks(steps),
-        ]
+        if rest:
+            more = f"({len(rest)} more)"
+            lines.append(f"{more:{width}}  {_figures(rest, steps)}")
+        lines.append(f"{'all':{width}}  {_figures(tallies.values(), steps)}")
+        lines.append("")
+        lines += self._remarks(steps)
         return "\n".join(lines)
 
     def _remarks(self, steps: int) -> Iterator[str]:
-        total, mb = self.total, _MB * steps
-        restored = total.restored
-        counted = f"{steps} step{'s' * (steps > 1)}" if self.rows else _NO_STEP
+        total = self.total
+        mb = _MB * steps  # a sum divided by it is in MB per step
+        counted = _NO_STEP
+        if self.rows:
+            counted = f"{steps} step{'s' * (steps > 1)}"
         yield f"{counted}; {_list('kept', total.kept | {'small': total.small}, mb)}"
+
         if total.rebuilt:
-            yield f"{_list('rebuilt', total.rebuilt, mb)}; {total.extra / mb:.1f} MB kept for that"
+            rebuilt = _list("rebuilt", total.rebuilt, mb)
+            yield f"{rebuilt}; {total.extra / mb:.1f} MB kept for that"
         if total.moved:
+            moved = _list("moved", total.moved, mb)
             spent = total.putting * 1e3 / steps
-            yield f"{_list('moved', total.moved, mb)}; {total.stored.bytes / mb:.1f} MB stored in {spent:.0f} ms"
+            yield f"{moved}; {total.stored.bytes / mb:.1f} MB stored in {spent:.0f} ms"
+
+        restored = total.restored
         if restored.reads.number:
+            stalled = restored.stalled * 1e3 / steps
             yield (
-                f"restored {restored.reads.bytes / mb:.1f} MB in {restored.stalled * 1e3 / steps:.0f} ms, "
-                f"{restored.repeated.bytes / mb:.1f} MB of it more than once; freed {total.freed.bytes / mb:.1f} MB"
+                f"restored {restored.reads.bytes / mb:.1f} MB in {stalled:.0f} ms, "
+                f"{restored.repeated.bytes / mb:.1f} MB of it more than once; "
+                f"freed {total.freed.bytes / mb:.1f} MB"
             )
         if total.failed.number:
             failed = f"{total.failed.number} tensors of {total.failed.bytes / _MB:.1f} MB"
             yield f"{failed} could not be moved, over all steps, and were kept"
         if self.checkpointed:
             yield (
-                f"{self.checkpointed / steps:.0f} module calls a step ran in a checkpoint, which recomputes the "
-                "tensors they save: there is nothing to offload, and its inputs count for the module that calls it"
+                f"{self.checkpointed / steps:.0f} module calls a step ran in a checkpoint, "
+                "which recomputes the tensors they save: there is nothing to offload, "
+                "and its inputs count for the module that calls it"
             )
         if self.file is not None:
             yield str(self.file)
@@ -376,14 +406,16 @@ def _figures(tallies: Iterable[Tally], steps: int) -> str:
         tally.join(each)
     kept, rebuilt, moved = (tally.sum(group).bytes for group in _GROUPS)
     sums = (tally.naive, tally.resident, kept - tally.resident, rebuilt, moved)
-    return f"{tally.packs / steps:7.0f}" + "".join(f"{size / _MB / steps:10.1f}" for size in sums)
+
+    text = f"{tally.packs / steps:7.0f}"
+    for nbytes in sums:
+        text += f"{nbytes / _MB / steps:10.1f}"
+    return text
 
 
 def _list(what: str, counts: dict[str, Count], mb: float) -> str:
-    most = sorted(counts.items(), key=lambda pair: -pair[1].bytes)
-    parts = (
-        f"{_WORDING.get(name, name)} {count.bytes / mb:.1f} MB"
-        for name, count in most
-        if count.number
-    )
+    parts = []
+    for name, count in sorted(counts.items(), key=lambda pair: -pair[1].bytes):
+        if count.number:
+            parts.append(f"{_WORDING.get(name, name)} {count.bytes / mb:.1f} MB")
     return f"{what}: {', '.join(parts) or 'nothing'}"

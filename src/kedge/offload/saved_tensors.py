@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, overload
 
 import numpy as np
@@ -33,16 +33,24 @@ from kedge.torch_internals.module_tables import (
 )
 
 Loss = Callable[[Any], Any]
-_LOSS = "[kedge] loss is called with the output alone; give the rest with it: loss=lambda output: loss_fn(output, labels)"
+_LOSS = (
+    "[kedge] loss is called with the output alone; "
+    "give the rest with it: loss=lambda output: loss_fn(output, labels)"
+)
 _INFERENCE = (
-    "[kedge] kedge.saved makes its call with gradients on, and an argument was made in inference mode; "
+    "[kedge] kedge.saved makes its call with gradients on, "
+    "and an argument was made in inference mode; "
     "make the arguments outside of torch.inference_mode()"
 )
 
 
 @overload
 def saved(
-    target: nn.Module, *, loss: Loss | None = None, backward: bool = False, min_bytes: int = LEAST
+    target: nn.Module,
+    *,
+    loss: Loss | None = None,
+    backward: bool = False,
+    min_bytes: int = LEAST,
 ) -> SavedByCall: ...
 
 
@@ -64,7 +72,7 @@ def saved(
     backward: bool = False,
     min_bytes: int = LEAST,
 ) -> Any:
-    """List the tensors that autograd saves in one call of a model or a function, and the memory that they hold.
+    """List the tensors that autograd saves in one call of a model or a function, with their memory.
 
     Pass the arguments in a second call: ``print(kedge.saved(model)(x))``. A function that needs no
     arguments is called at once: ``kedge.saved(lambda: loss_of(x, y))`` is the report.
@@ -102,17 +110,22 @@ def saved(
     """
     if not callable(target) or isinstance(target, type):
         raise NoSuchKind(
-            f"kedge.saved takes a module or a function, not {described(target)}; to list what existing code saves, "
+            f"kedge.saved takes a module or a function, not {described(target)}; "
+            "to list what existing code saves, "
             "give a function that runs it: kedge.saved(lambda: x.exp())"
         )
     if not (loss is None or callable(loss)) or isinstance(loss, type):
         raise WrongCall(
-            f"saved(loss={described(loss)}): loss is a function from the output to the loss, such as torch.sum"
+            f"saved(loss={described(loss)}): "
+            "loss is a function from the output to the loss, such as torch.sum"
         )
     if not isinstance(min_bytes, int):
         raise WrongCall(f"saved(min_bytes={described(min_bytes)}): min_bytes is a number of bytes")
+
     of_call = SavedByCall(target, loss, min_bytes, backward=backward)
-    return of_call if isinstance(target, nn.Module) or takes_arguments(target) else of_call()
+    if isinstance(target, nn.Module) or takes_arguments(target):
+        return of_call
+    return of_call()
 
 
 class SavedByCall:
@@ -121,7 +134,10 @@ class SavedByCall:
     def __init__(
         self, target: Callable[..., Any], loss: Loss | None, least: int, *, backward: bool
     ) -> None:
-        self._target, self._loss, self._least, self._backward = target, loss, least, backward
+        self._target = target
+        self._loss = loss
+        self._least = least
+        self._backward = backward
 
     def __repr__(self) -> str:
         """What it waits for."""
@@ -138,20 +154,23 @@ class SavedByCall:
     def __call__(self, *args: Any, **kwargs: Any) -> SavedTensors:
         """Call the target once; returns the tensors that the call saves."""
         target = self._target
+        owner = getattr(target, "__self__", None)
         given = [tensor for _, tensor in leaves.find((args, kwargs))]
         if isinstance(target, nn.Module):
-            found: FunctionValues | None = None
-        elif isinstance(owner := getattr(target, "__self__", None), nn.Module):
-            found = FunctionValues(
-                dynamo.unwrap(owner), [""], given, compiled=dynamo.compiles(owner)
-            )
+            call = _RecordedCall(target, self._least, None)
+        elif isinstance(owner, nn.Module):
+            compiled = dynamo.compiles(owner)
+            found = FunctionValues(dynamo.unwrap(owner), [""], given, compiled=compiled)
+            call = _RecordedCall(found.modules, self._least, found)
         else:
             found = values_of(target)
             found.tensors += given
-        call = _RecordedCall(target if found is None else found.modules, self._least, found)
-        made_in_inference = any(tensor.is_inference() for tensor in given)
-        noted = noting(RuntimeError, _INFERENCE) if made_in_inference else nullcontext()
-        with noted_arguments(target, args, kwargs), noted:
+            call = _RecordedCall(found.modules, self._least, found)
+
+        with ExitStack() as notes:
+            notes.enter_context(noted_arguments(target, args, kwargs))
+            if any(tensor.is_inference() for tensor in given):
+                notes.enter_context(noting(RuntimeError, _INFERENCE))
             return call.run(lambda: target(*args, **kwargs), self._loss, backward=self._backward)
 
 
@@ -203,11 +222,10 @@ class _RecordedCall:
         return saved
 
     def _own(self) -> None:
-        """Record the parameters, those that a function reaches by itself among them, and the buffers."""
-        loose = [tensor for tensor in self.tensors if isinstance(tensor, nn.Parameter)]
-        self.recorder.own(
-            [*parameters_in(self.model).values(), *loose], buffers_in(self.model).values()
-        )
+        """Record the buffers and the parameters, also those that a function reaches by itself."""
+        parameters = list(parameters_in(self.model).values())
+        parameters += [tensor for tensor in self.tensors if isinstance(tensor, nn.Parameter)]
+        self.recorder.own(parameters, buffers_in(self.model).values())
 
     def _forward(
         self, call: Callable[[], Any], loss: Loss | None, stack: ExitStack
@@ -215,9 +233,14 @@ class _RecordedCall:
         """Call the target; returns its results. The stack ends the recording."""
         model = dynamo.unwrap(self.model)
         layout = ModelLayout(model)
-        paths = [p for p, m in layout.modules.items() if layout.first[id(m)] == p and runs(m)]
-        stack.callback(self.recorder.calls.close)
-        self.recorder.calls.add(model, paths, str)
+        paths = []
+        for path, module in layout.modules.items():
+            if layout.first[id(module)] == path and runs(module):
+                paths.append(path)
+
+        calls = self.recorder.calls
+        stack.callback(calls.close)
+        calls.add(model, paths, str)
         keep(stack, self.model, self.recorder, ambient=True, compiled=self.compiled)
         output = call()
         if loss is not None:
@@ -226,7 +249,10 @@ class _RecordedCall:
         return [tensor for _, tensor in leaves.find(output)]
 
     def _wanted(self, made: list[Tensor]) -> list[Tensor]:
-        """Return the tensors at which the backward ends; it leaves a graph alone that existed before the call."""
+        """Return the tensors at which the backward ends.
+
+        It leaves a graph alone that existed before the call.
+        """
         if self.function is None:
             return [param for param in parameters_in(self.model).values() if param.requires_grad]
         own = [tensor for tensor in self.tensors if tensor.requires_grad]
@@ -237,19 +263,21 @@ def _back(made: list[Tensor], wanted: list[Tensor]) -> None:
     """Run the backward pass, and drop the gradients."""
     roots = [tensor for tensor in made if tensor.requires_grad]
     if roots and wanted:
-        torch.autograd.grad(
-            roots, wanted, [torch.ones_like(root) for root in roots], allow_unused=True
-        )
+        ones = [torch.ones_like(root) for root in roots]
+        torch.autograd.grad(roots, wanted, ones, allow_unused=True)
 
 
 @contextmanager
 def _as_before(model: nn.Module) -> Iterator[None]:
     """Context that restores random number generators and buffers at its end."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - models draw from it, not Kedge
+    python = random.getstate()
+    numpy = np.random.get_state()  # noqa: NPY002 - models draw from it, not Kedge
     buffers = [(module, dict(own_buffers(module))) for module in modules_in(model).values()]
-    values = {
-        id(b): (b, b.detach().clone()) for _, own in buffers for b in own.values() if b is not None
-    }
+    values: dict[int, tuple[Tensor, Tensor]] = {}
+    for _, own in buffers:
+        for buffer in own.values():
+            if buffer is not None:
+                values[id(buffer)] = buffer, buffer.detach().clone()
     try:
         with same_random_numbers():
             yield

@@ -95,6 +95,5 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOME.items():
         if name in names:
             return getattr(import_module(f"kedge.{home}"), name)
-    raise AttributeError(
-        unknown_name("kedge.recipes", name, [] if name.startswith("_") else __all__, {})
-    )
+    known = [] if name.startswith("_") else __all__
+    raise AttributeError(unknown_name("kedge.recipes", name, known, {}))

@@ -1,4 +1,7 @@
-"""The command's side: it enters the program, hears what the watch there reports, and lets the program go."""
+"""The command's side of watching a program that runs.
+
+It enters the program, hears what the watch there reports, and lets the program go.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +64,12 @@ class AttachedProgram:
     """
 
     def __init__(self, process: RunningProcess, control: socket.socket) -> None:
-        self.process, self._control = process, control
+        self.process = process
+        self._control = control
         self.until: float | None = None
         self.found: Mapping[str, Any] = {}
-        self._text, self._arrived = b"", deque[Mapping[str, Any]]()
+        self._text = b""
+        self._arrived: deque[Mapping[str, Any]] = deque()
         self._is_left = False
 
     def events(self) -> Iterator[Mapping[str, Any]]:
@@ -104,7 +109,11 @@ class AttachedProgram:
         self._control.close()
 
 
-def attach(process: RunningProcess, wishes: Mapping[str, Any], patience: float) -> AttachedProgram:
+def attach(
+    process: RunningProcess,
+    wishes: Mapping[str, Any],
+    patience: float,
+) -> AttachedProgram:
     """Enter a program and have a late watch wait for its next step.
 
     Args:
@@ -147,7 +156,11 @@ def _enter(process: RunningProcess, order: Mapping[str, Any]) -> AttachedProgram
                 replace_request(process)
 
 
-def _send(process: RunningProcess, order: Mapping[str, Any], folder: PrivateFolder) -> bool:
+def _send(
+    process: RunningProcess,
+    order: Mapping[str, Any],
+    folder: PrivateFolder,
+) -> bool:
     """Enter the program; returns whether Python itself did it."""
     if has_remote_exec(process):
         send_by_python(process, sent_text(order), folder)
@@ -163,10 +176,15 @@ def _no_way(process: RunningProcess) -> str:
     python = f"process {process.pid} runs Python 3.{process.python}"
     if (process.python or 0) >= FIRST:
         return (
-            f"{python}, and this command Python 3.{sys.version_info[1]}, so that only gdb could enter it, which is not "
-            "installed. Use the kedge command of the program's environment, or install gdb: apt-get install gdb"
+            f"{python}, and this command Python 3.{sys.version_info[1]}, "
+            "so that only gdb could enter it, which is not installed. "
+            "Use the kedge command of the program's environment, "
+            "or install gdb: apt-get install gdb"
         )
-    return f"{python}, which only gdb can enter (from 3.{FIRST} on Python itself can); install it: apt-get install gdb"
+    return (
+        f"{python}, which only gdb can enter (from 3.{FIRST} on Python itself can); "
+        "install it: apt-get install gdb"
+    )
 
 
 def sent_text(order: Mapping[str, Any]) -> str:
@@ -175,9 +193,11 @@ def sent_text(order: Mapping[str, Any]) -> str:
     It runs in the namespace of the program's main module, where it must leave no name.
     """
     source = f"{Path(entry.__file__).read_text(encoding='utf-8')}\n{_CALL.format(order=order)}"
-    compiled = f"__import__('builtins').compile({source!a}, {entry.TEXT_NAME!r}, 'exec', dont_inherit=True)"
+    builtins = "__import__('builtins')"
+    compiled = f"{builtins}.compile({source!a}, {entry.TEXT_NAME!r}, 'exec', dont_inherit=True)"
     names = "{'__name__': 'kedge attach'}"
-    return f"try:\n    __import__('builtins').exec({compiled}, {names})\nexcept BaseException:\n    pass\n"
+    call = f"{builtins}.exec({compiled}, {names})"
+    return f"try:\n    {call}\nexcept BaseException:\n    pass\n"
 
 
 def _surroundings() -> dict[str, Any]:
@@ -196,25 +216,36 @@ def _surroundings() -> dict[str, Any]:
     }
 
 
-def _answer(listening: socket.socket, process: RunningProcess, until: float) -> socket.socket:
+def _answer(
+    listening: socket.socket,
+    process: RunningProcess,
+    until: float,
+) -> socket.socket:
     listening.settimeout(_PAUSE)
     while time.monotonic() < until:
         try:
-            return listening.accept()[0]
+            answer, _ = listening.accept()
         except TimeoutError:
             if not process.is_alive:
                 raise CannotAttach(f"process {process.pid} ended just now") from None
+        else:
+            return answer
     raise CannotAttach(
-        f"process {process.pid} did not answer: its main thread stays in one long call, such as a sleep, a read, or a wait "
-        f"for another thread or process{_where(process)}. It will not be watched, and nothing is left in it; try again, or wait "
-        "longer, as with --wait 5m"
+        f"process {process.pid} did not answer: "
+        "its main thread stays in one long call, "
+        "such as a sleep, a read, or a wait "
+        f"for another thread or process{_where(process.pid)}. "
+        "It will not be watched, and nothing is left in it; "
+        "try again, or wait longer, as with --wait 5m"
     )
 
 
-def _where(process: RunningProcess) -> str:
+def _where(pid: int) -> str:
     """Return what the main thread waits for, if the system tells."""
     try:
-        place = Path(f"/proc/{process.pid}/task/{process.pid}/wchan").read_text(encoding="ascii")
+        place = Path(f"/proc/{pid}/task/{pid}/wchan").read_text(encoding="ascii")
     except OSError:
         return ""
-    return f" ({place}, says the system)" if place.strip("0") and os.geteuid() == 0 else ""
+    if not place.strip("0") or os.geteuid() != 0:
+        return ""
+    return f" ({place}, says the system)"

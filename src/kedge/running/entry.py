@@ -1,4 +1,6 @@
-"""The first code that runs inside the program: its text is sent there, so it imports nothing but the standard library.
+"""The first code that runs inside the program.
+
+Its text is sent there, so it imports nothing but the standard library.
 
 # Note [Entering a program]
 The text runs in the program's main thread, between two of its instructions. It must change nothing
@@ -38,7 +40,8 @@ TEXT_NAME = "<kedge attach>"
 CONTROL = "control"
 """The name of the socket in the command's private folder."""
 
-_PAUSE, _PATIENCE = 0.02, 5.0
+_PAUSE = 0.02
+_PATIENCE = 5.0
 
 
 class CannotEnter(Exception):
@@ -48,7 +51,7 @@ class CannotEnter(Exception):
 
 
 class BusyImporting(CannotEnter):
-    """The watch cannot begin yet: it would import a module of which the program has half imported already."""
+    """The watch cannot begin yet: it would import a module that the program has half imported."""
 
     event = "busy"
 
@@ -63,7 +66,9 @@ def enter(order: Mapping[str, Any], late_watch: Callable[[], Any]) -> None:
             be imported.
     """
     try:
-        control = None if time.monotonic() > order["until"] else _connected(Path(order["folder"]))
+        if time.monotonic() > order["until"]:
+            return
+        control = _connected(Path(order["folder"]))
         if control is not None:
             with HeldSignals(TEXT_NAME):
                 _begin(control, order, late_watch)
@@ -71,7 +76,11 @@ def enter(order: Mapping[str, Any], late_watch: Callable[[], Any]) -> None:
         _release(order.get("page"))
 
 
-def _begin(control: socket.socket, order: Mapping[str, Any], late_watch: Callable[[], Any]) -> None:
+def _begin(
+    control: socket.socket,
+    order: Mapping[str, Any],
+    late_watch: Callable[[], Any],
+) -> None:
     lent = LentModules(order["names"], order["places"])
     try:
         _check(order)
@@ -82,9 +91,11 @@ def _begin(control: socket.socket, order: Mapping[str, Any], late_watch: Callabl
             _check_kedge(order)
         late_watch()(control, order, lent).begin()
     except BaseException as error:  # noqa: BLE001  # the program must not see it
-        event, text = "failed", f"{type(error).__name__}: {error}"
+        event = "failed"
+        text = f"{type(error).__name__}: {error}"
         if isinstance(error, CannotEnter):
-            event, text = error.event, str(error)
+            event = error.event
+            text = str(error)
         lent.remove()
         with suppress(OSError):
             control.sendall(json.dumps({"event": event, "text": text}).encode() + b"\n")
@@ -92,15 +103,17 @@ def _begin(control: socket.socket, order: Mapping[str, Any], late_watch: Callabl
 
 
 def _connected(folder: Path) -> socket.socket | None:
-    """Return a connection to the command; None if it is gone, or if the folder is not a private one of its user."""
+    """Return a connection to the command.
+
+    Returns:
+        None if it is gone, or if the folder is not a private one of its user.
+    """
     own = (0, os.geteuid())
     try:
         home = folder.lstat()
-        if (
-            home.st_uid not in own
-            or home.st_mode & 0o077
-            or (folder / CONTROL).lstat().st_uid not in own
-        ):
+        if home.st_uid not in own or home.st_mode & 0o077:
+            return None
+        if (folder / CONTROL).lstat().st_uid not in own:
             return None
         control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     except OSError:
@@ -115,7 +128,8 @@ def _connected(folder: Path) -> socket.socket | None:
 
 
 def _check(order: Mapping[str, Any]) -> None:
-    if half := _half_imported({"torch", *order["names"]}):
+    half = _half_imported({"torch", *order["names"]})
+    if half:
         raise BusyImporting(f"it is importing {half}")
     torch = sys.modules.get("torch")
     if torch is None:
@@ -131,11 +145,12 @@ def _half_imported(packages: set[str]) -> str | None:
     for frame in sys._current_frames().values():
         at: FrameType | None = frame
         while at is not None:
-            if at.f_code.co_name == "_find_and_load" and at.f_code.co_filename.startswith(
-                "<frozen importlib"
-            ):
+            code = at.f_code
+            is_frozen = code.co_filename.startswith("<frozen importlib")
+            if is_frozen and code.co_name == "_find_and_load":
                 name = str(at.f_locals.get("name"))
-                if name.partition(".")[0] in packages:
+                package, _, _ = name.partition(".")
+                if package in packages:
                     return name
             at = at.f_back
     return None
@@ -144,18 +159,24 @@ def _half_imported(packages: set[str]) -> str | None:
 def _check_kedge(order: Mapping[str, Any]) -> None:
     found = importlib.metadata.version("kedge")
     if found != order["version"]:
+        command = shlex.join([sys.executable, "-m", "kedge", "attach", str(os.getpid())])
         raise CannotEnter(
-            f"its environment has Kedge {found}, and this command is Kedge {order['version']}; use the command of its "
-            f"environment: {shlex.join([sys.executable, '-m', 'kedge', 'attach', str(os.getpid())])}"
+            f"its environment has Kedge {found}, "
+            f"and this command is Kedge {order['version']}; "
+            f"use the command of its environment: {command}"
         )
 
 
 def _check_lending(order: Mapping[str, Any]) -> None:
     if tuple(order["python"]) != sys.version_info[:2]:
-        own, lent = ".".join(map(str, sys.version_info[:2])), ".".join(map(str, order["python"]))
+        own = ".".join(map(str, sys.version_info[:2]))
+        lent = ".".join(map(str, order["python"]))
+        command = shlex.join([sys.executable, "-m", "pip", "install", "kedge"])
         raise CannotEnter(
-            f"its environment has no Kedge, and that of this command cannot be lent to it: it is for Python {lent}, and "
-            f"the process runs Python {own}. Install Kedge there: {shlex.join([sys.executable, '-m', 'pip', 'install', 'kedge'])}"
+            "its environment has no Kedge, "
+            "and that of this command cannot be lent to it: "
+            f"it is for Python {lent}, and the process runs Python {own}. "
+            f"Install Kedge there: {command}"
         )
 
 
@@ -168,9 +189,10 @@ def _release(page: tuple[int, int] | None) -> None:
 
 
 class LentModules:
-    """Finds Kedge, and the packages that it needs, in the command's environment where the program's lacks them.
+    """Finds Kedge, and the packages that it needs, in the command's environment.
 
-    It is asked last, and knows these names only, so that the program finds nothing else through it.
+    That is for programs whose own environment lacks them. It is asked last, and knows these names
+    only, so that the program finds nothing else through it.
 
     Args:
         names: The names of the packages.
@@ -178,13 +200,24 @@ class LentModules:
     """
 
     def __init__(self, names: list[str], places: list[str]) -> None:
-        self.names, self.places = frozenset(names), places
+        self.names = frozenset(names)
+        self.places = places
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(
+        self,
+        name: str,
+        path: Any = None,
+        target: Any = None,
+    ) -> ModuleSpec | None:
         """Return where a package is; called by Python's import."""
-        return PathFinder.find_spec(name, self.places, target) if name in self.names else None
+        if name not in self.names:
+            return None
+        return PathFinder.find_spec(name, self.places, target)
 
-    def find_distributions(self, context: Any) -> Iterator[importlib.metadata.Distribution]:
+    def find_distributions(
+        self,
+        context: Any,
+    ) -> Iterator[importlib.metadata.Distribution]:
         """Yield the metadata of these packages; called by `importlib.metadata`."""
         if context.name in self.names:
             yield from importlib.metadata.distributions(name=context.name, path=self.places)
@@ -223,9 +256,8 @@ class HeldSignals:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         if self._arrived:
-            threading.Thread(
-                target=self._send_again, args=(threading.get_ident(),), daemon=True
-            ).start()
+            here = threading.get_ident()
+            threading.Thread(target=self._send_again, args=(here,), daemon=True).start()
 
     def _send_again(self, thread: int) -> None:
         while self._is_inside(thread):

@@ -22,9 +22,11 @@ from kedge.running.process import RunningProcess
 SIZE = 1 << 16
 """Bytes of memory for the text."""
 
-_PATIENCE, _LAST_PATIENCE = 120.0, 30.0
+_PATIENCE = 120.0
+_LAST_PATIENCE = 30.0
 
-_LOWEST, _HIGHEST = 0x10_0000_0000, 0x60_0000_0000
+_LOWEST = 0x10_0000_0000
+_HIGHEST = 0x60_0000_0000
 """Addresses that every 64-bit processor has."""
 
 _DONE = "kedge: 0"
@@ -53,17 +55,20 @@ def is_installed() -> bool:
 
 def free_page(maps: str) -> int:
     """Return an address with nothing near it, from the text of ``/proc/PID/maps``."""
-    taken = [
-        (int(a, 16), int(b, 16))
-        for a, b in re.findall(r"^([0-9a-f]+)-([0-9a-f]+) ", maps, re.MULTILINE)
-    ]
+    ranges = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) ", maps, re.MULTILINE)
+    taken = [(int(begin, 16), int(end, 16)) for begin, end in ranges]
     while True:
         page = _LOWEST + secrets.randbelow((_HIGHEST - _LOWEST) // SIZE) * SIZE
         if all(page + 2 * SIZE < begin or end < page - SIZE for begin, end in taken):
             return page
 
 
-def send_by_gdb(process: RunningProcess, text: str, page: int, folder: PrivateFolder) -> None:
+def send_by_gdb(
+    process: RunningProcess,
+    text: str,
+    page: int,
+    folder: PrivateFolder,
+) -> None:
     """Have a process run a text of Python.
 
     Args:
@@ -84,11 +89,16 @@ def send_by_gdb(process: RunningProcess, text: str, page: int, folder: PrivateFo
 
 def _run(*words: str) -> str:
     """Run gdb, out of reach of the terminal's Ctrl-C, to its end; returns what it printed."""
-    quick = [
-        f"-iex=set {what}"
-        for what in ("auto-solib-add off", "debuginfod enabled off", "auto-load off")
+    command = [
+        "gdb",
+        "-batch",
+        "-nx",
+        "-nw",
+        "-iex=set auto-solib-add off",
+        "-iex=set debuginfod enabled off",
+        "-iex=set auto-load off",
+        *words,
     ]
-    command = ["gdb", "-batch", "-nx", "-nw", *quick, *words]
     with subprocess.Popen(  # noqa: S603  # leaving the block waits for it, and does not kill it
         command,
         stdin=subprocess.DEVNULL,
@@ -107,7 +117,10 @@ def _run(*words: str) -> str:
 
 def _reason(said: str) -> str:
     if "ptrace" in said and "not permitted" in said:
-        return "the system does not permit it (ptrace). Attach as root; in a container, start it with --cap-add=SYS_PTRACE"
+        return (
+            "the system does not permit it (ptrace). Attach as root; "
+            "in a container, start it with --cap-add=SYS_PTRACE"
+        )
     if "No symbol" in said:
         return (
             "it shows no Python that can run code; is it a program with a Python of its own inside?"
@@ -115,4 +128,6 @@ def _reason(said: str) -> str:
     if "kedge: -1" in said:
         return "Python has too many other things to do first; try again"
     lines = [line for line in said.splitlines() if line.strip()]
-    return lines[-1] if lines else "gdb printed nothing"
+    if not lines:
+        return "gdb printed nothing"
+    return lines[-1]

@@ -53,21 +53,19 @@ from kedge.watch.watcher import Watcher
 _PAUSE = 0.1
 """Seconds between two attempts to end the watch."""
 
-_SOON, _PATIENCE = 10, 50
-"""Attempts after which the main thread counts as waiting, and after which the listening thread ends the watch itself."""
+_SOON = 10
+"""Attempts after which the main thread counts as waiting."""
+_PATIENCE = 50
+"""Attempts after which the listening thread ends the watch itself."""
 
 _CALL = modules.__file__
-_INSIDE = frozenset(
-    file
-    for file in (
-        _CALL,
-        optimizers.__file__,
-        torch.autograd.__file__,
-        torch.autograd.graph.__file__,
-        torch.autograd.function.__file__,
-    )
-    if file is not None
-)
+_INSIDE = {
+    _CALL,
+    optimizers.__file__,
+    torch.autograd.__file__,
+    torch.autograd.graph.__file__,
+    torch.autograd.function.__file__,
+}
 """The files of PyTorch whose code goes through tables of hooks, and may not find them changed."""
 
 LEFT = "the command left"
@@ -95,14 +93,24 @@ class LateWatch:
         lent: Finds Kedge's own imports during the watch.
     """
 
-    def __init__(self, control: socket.socket, order: Mapping[str, Any], lent: LentModules) -> None:
-        self._control, self._lent, self._order = control, lent, order
+    def __init__(
+        self,
+        control: socket.socket,
+        order: Mapping[str, Any],
+        lent: LentModules,
+    ) -> None:
+        self._control = control
+        self._lent = lent
+        self._order = order
         self._recording = _recorder(order, self.tell)
         self._watch: Watcher | None = None
         self._next_call: Any = None
-        self._lock, self._over = threading.RLock(), threading.Event()
-        self._state, self._pid = LateState.WANTED, os.getpid()
-        self._undo, self._shield = ExitStack(), Shield(*BEGINNING, tell=self.tell)
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        self._state = LateState.WANTED
+        self._pid = os.getpid()
+        self._undo = ExitStack()
+        self._shield = Shield(*BEGINNING, tell=self.tell)
 
     def begin(self) -> None:
         """Wait for the next outermost call; called in the main thread.
@@ -167,7 +175,8 @@ class LateWatch:
         self._undo.enter_context(reports_to(self.tell))
         if dynamo.refresh():
             self.tell(
-                "the program's compiled code is compiled again, with the hooks; after the watch once more"
+                "the program's compiled code is compiled again, with the hooks; "
+                "after the watch once more"
             )
         watch = make_watch(self._recording, _options(self._order))
         with ExitStack() as undo:
@@ -180,15 +189,16 @@ class LateWatch:
 
     def _program_ends(self) -> None:
         error = getattr(sys, "last_value", None)
-        self._end(
-            "the program ended"
-            if error is None
-            else f"the program ended with {type(error).__name__}",
-            error,
-        )
+        why = "the program ended"
+        if error is not None:
+            why += f" with {type(error).__name__}"
+        self._end(why, error)
 
     def end_if_outside(self) -> None:
-        """End the watch if no thread is inside PyTorch; called in the main thread between two of its instructions."""
+        """End the watch if no thread is inside PyTorch.
+
+        Called in the main thread, between two of its instructions.
+        """
         if self._state is LateState.UNWANTED and self._pid == os.getpid():
             if all_are_outside():
                 self._end(LEFT)
@@ -220,9 +230,8 @@ class LateWatch:
         with self._lock:
             if self._state is LateState.CLOSED or self._pid != os.getpid():
                 return
-            self._state = (
-                LateState.CLOSED
-            )  # first: the main thread may be called back in the midst of this
+            # First: the main thread may be called back in the midst of this.
+            self._state = LateState.CLOSED
             self._stop_waiting()
             atexit.unregister(self._program_ends)
             Shield(*ENDING, tell=self.tell)(self._close, error)
@@ -248,16 +257,14 @@ def _options(order: Mapping[str, Any]) -> WatchOptions:
     return WatchOptions(order["sites"], order["every"], order["budget"])
 
 
-def _recorder(order: Mapping[str, Any], complain: Callable[[str], None]) -> RecordingSink:
-    place, described = (
-        Path(order["recording"]),
-        manifest_of(sys.argv, script_name(), _options(order)),
-    )
-    alone = {
-        **described,
-        **LaunchedRank().describe(),
-        "late": True,
-    }  # one process, whatever others run beside it
+def _recorder(
+    order: Mapping[str, Any],
+    complain: Callable[[str], None],
+) -> RecordingSink:
+    place = Path(order["recording"])
+    described = manifest_of(sys.argv, script_name(), _options(order))
+    # One process, whatever others run beside it.
+    alone = {**described, **LaunchedRank().describe(), "late": True}
     return RecordingSink(place, lambda: begin_recording(place, alone, order["force"]), complain)
 
 
@@ -268,7 +275,8 @@ def _class_names(things: list[Any]) -> list[str]:
 def _is_closed(control: socket.socket) -> bool:
     """Wait for the command for a short time; returns whether it has closed the connection."""
     try:
-        return bool(select.select([control], [], [], _PAUSE)[0]) and not control.recv(1024)
+        ready, _, _ = select.select([control], [], [], _PAUSE)
+        return bool(ready) and not control.recv(1024)
     except (OSError, ValueError):
         return True
 
@@ -309,11 +317,11 @@ def is_outermost_call(frame: FrameType | None) -> bool:
 
 def all_are_outside() -> bool:
     """Whether no thread but this one is inside PyTorch, and this one's callers are not either."""
+    if is_capturing() or _is_inside(sys._getframe(1)):
+        return False
     mine = threading.get_ident()
-    others = (frame for thread, frame in sys._current_frames().items() if thread != mine)
-    return (
-        not _is_inside(sys._getframe(1)) and not any(map(_is_inside, others)) and not is_capturing()
-    )
+    others = [frame for thread, frame in sys._current_frames().items() if thread != mine]
+    return not any(map(_is_inside, others))
 
 
 def _is_inside(frame: FrameType | None) -> bool:

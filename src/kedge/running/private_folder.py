@@ -25,10 +25,10 @@ class PrivateFolder:
         self.path = Path()
 
     def __enter__(self) -> Self:
-        usual = tempfile.gettempdir()
-        self.path = Path(
-            tempfile.mkdtemp(prefix="kedge-", dir=usual if len(usual) <= _LONGEST else "/tmp")  # noqa: S108
-        )
+        around = tempfile.gettempdir()
+        if len(around) > _LONGEST:
+            around = "/tmp"  # noqa: S108
+        self.path = Path(tempfile.mkdtemp(prefix="kedge-", dir=around))
         self.own(self.path)
         return self
 

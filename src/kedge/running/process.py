@@ -52,16 +52,15 @@ class RunningProcess:
         """
         if not self.is_alive:
             raise CannotAttach(
-                f"there is no process {self.pid}; list the Python processes: pgrep -a python. Inside a container they have "
-                "other numbers"
+                f"there is no process {self.pid}; list the Python processes: "
+                "pgrep -a python. "
+                "Inside a container they have other numbers"
             )
-        for trouble in (
-            self._kind_of_trouble(),
-            self._trouble_with_access(),
-            self._trouble_with_content(),
-        ):
-            if trouble:
-                raise CannotAttach(f"process {self.pid} {trouble}")
+        trouble = (
+            self._kind_of_trouble() or self._trouble_with_access() or self._trouble_with_content()
+        )
+        if trouble:
+            raise CannotAttach(f"process {self.pid} {trouble}")
 
     @property
     def is_alive(self) -> bool:
@@ -75,7 +74,8 @@ class RunningProcess:
             lines = (self.proc / "status").read_text(errors="replace").splitlines()
         except OSError:
             return {}
-        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        fields = [line.partition(":") for line in lines]
+        return {name: value.strip() for name, _, value in fields}
 
     @cached_property
     def owner(self) -> tuple[int, int]:
@@ -112,12 +112,15 @@ class RunningProcess:
     @property
     def script(self) -> str:
         """The name of its script or module, for the recording; ``python`` if none is seen."""
-        words = self.command[1:]
-        while words and words[0].startswith("-"):
-            if words[0] == "-c":
+        words = iter(self.command[1:])
+        for word in words:
+            if word == "-c":
                 return "python"
-            del words[: 2 if words[0] in {"-W", "-X"} else 1]  # -m is followed by the module
-        return Path(words[0]).name if words else "python"
+            if word in {"-W", "-X"}:
+                next(words, None)
+            elif not word.startswith("-"):  # -m is followed by the module
+                return Path(word).name
+        return "python"
 
     def _kind_of_trouble(self) -> str | None:
         status = self.status
@@ -133,24 +136,37 @@ class RunningProcess:
 
     def _trouble_with_access(self) -> str | None:
         if os.geteuid() not in (0, self.owner[0]):
-            return f"belongs to {_user(self.owner[0])}; attach as that user, or as root: sudo kedge attach {self.pid}"
+            return (
+                f"belongs to {_user(self.owner[0])}; "
+                f"attach as that user, or as root: sudo kedge attach {self.pid}"
+            )
         if not self.maps:
-            return "cannot be inspected by this user; attach as root, or from inside its container if it has one"
+            return (
+                "cannot be inspected by this user; "
+                "attach as root, or from inside its container if it has one"
+            )
         for kind in ("pid", "mnt"):
             if _namespace(self.proc, kind) != _namespace(Path("/proc/self"), kind):
                 return (
-                    "runs in another container, with other files than this command; run the command in there: "
-                    "docker exec -it CONTAINER kedge attach PID, with the process's number inside"
+                    "runs in another container, with other files than this command; "
+                    "run the command in there: "
+                    "docker exec -it CONTAINER kedge attach PID, "
+                    "with the process's number inside"
                 )
         return _trouble_with_debugging()
 
     def _trouble_with_content(self) -> str | None:
         if self.python is None:
-            return f"is not a Python process, but {' '.join(self.command[:1]) or self.status.get('Name', 'a part of the system')}"
+            program = " ".join(self.command[:1])
+            program = program or self.status.get("Name", "a part of the system")
+            return f"is not a Python process, but {program}"
         if self.python < _OLDEST:
             return f"runs Python 3.{self.python}; Kedge needs 3.{_OLDEST} or newer"
         if "libtorch" not in self.maps:
-            return "has not imported torch; name the process that trains - of a launcher such as torchrun, one of its children"
+            return (
+                "has not imported torch; name the process that trains - "
+                "of a launcher such as torchrun, one of its children"
+            )
         return None
 
 
@@ -163,12 +179,18 @@ def _trouble_with_debugging() -> str | None:
     if scope == 0 or (scope < 3 and _may_debug()):
         return None
     if scope == 3:
-        return f"cannot be entered: {_PTRACE_SCOPE} is 3, which forbids it to everybody until the machine starts again"
-    remedy = "or allow it to all: sudo sysctl kernel.yama.ptrace_scope=0" if scope == 1 else ""
-    return (
-        f"cannot be entered by this user: {_PTRACE_SCOPE} is {scope}. Attach as root (in a container: one that was started "
-        f"with --cap-add=SYS_PTRACE) {remedy}"
-    ).rstrip()
+        return (
+            f"cannot be entered: {_PTRACE_SCOPE} is 3, "
+            "which forbids it to everybody until the machine starts again"
+        )
+    text = (
+        f"cannot be entered by this user: {_PTRACE_SCOPE} is {scope}. "
+        "Attach as root (in a container: "
+        "one that was started with --cap-add=SYS_PTRACE)"
+    )
+    if scope == 1:
+        text += " or allow it to all: sudo sysctl kernel.yama.ptrace_scope=0"
+    return text
 
 
 def _may_debug() -> bool:

@@ -59,6 +59,7 @@ def _request(process: RunningProcess, script: Path) -> None:
         _remote_exec(process.pid, str(script))
     except (OSError, RuntimeError) as error:
         raise CannotAttach(
-            f"process {process.pid} could not be entered by Python: {error}. It may have been started with "
-            "PYTHON_DISABLE_REMOTE_DEBUG or -X disable-remote-debug, or only root may enter it"
+            f"process {process.pid} could not be entered by Python: {error}. "
+            "It may have been started with PYTHON_DISABLE_REMOTE_DEBUG "
+            "or -X disable-remote-debug, or only root may enter it"
         ) from error

@@ -19,14 +19,16 @@ from kedge.program.program import Program
 from kedge.short_text import counted, seconds
 from kedge.stderr import messenger
 
-EQUAL, DIFFERS, UNDECIDED = 0, 1, 2
+EQUAL = 0
+DIFFERS = 1
+UNDECIDED = 2
 _OF_PARAMETERS = "parameter"
 _OF_OUTPUTS = "output of "
 
 
 @dataclass(frozen=True)
 class TrialRun:
-    """One run of the program: its exit status, and the files of its standard output, its stderr and its digests."""
+    """One run of the program: its exit status, and the files of its output and its digests."""
 
     status: int
     stdout: Path
@@ -35,8 +37,13 @@ class TrialRun:
 
     def ending(self) -> str:
         """Return the exit status and the last line of stderr after a failure."""
-        last = _text(self.stderr).rstrip().rpartition("\n")[2] if self.status else ""
-        return f"exit status {self.status}" + (f" ({last})" if last else "")
+        ending = f"exit status {self.status}"
+        if not self.status:
+            return ending
+        _, _, last = _text(self.stderr).rstrip().rpartition("\n")
+        if last:
+            ending += f" ({last})"
+        return ending
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,8 @@ def verify(program: Program, args: argparse.Namespace) -> int:
         ScriptError: The digest log could not follow the program.
     """
     with tempfile.TemporaryDirectory(prefix="kedge-verify-") as folder:
-        trials = _Trials(program, Path(folder), _Silent() if args.quiet else messenger())
+        tell = (lambda _: None) if args.quiet else messenger()
+        trials = _Trials(program, Path(folder), tell)
         plain = trials.run("without watching", ["plain"])
         watched = trials.run("with watching", ["watched", *_options(args, folder)])
         for line in _text(watched.stderr).splitlines():
@@ -85,30 +93,32 @@ def verify(program: Program, args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace, folder: str) -> list[str]:
-    """Return the arguments of `kedge run` as words; without an output path the recording is temporary."""
-    given = {name: getattr(args, name, None) for name in ("sites", "every", "budget")}
-    flags = [
-        f"--{name}" for name in ("force", "strict", "dump", "saved") if getattr(args, name, False)
-    ]
-    values = [
-        word
-        for name, value in given.items()
-        if value is not None
-        for word in (f"--{name}", str(value))
-    ]
-    return ["-q", "-o", args.output or str(Path(folder) / "watched.kedge"), *flags, *values]
+    """Return the arguments of `kedge run` as words.
 
-
-class _Silent:
-    def __call__(self, text: str) -> None:
-        """Drop a text."""
+    Without an output path the recording is temporary.
+    """
+    words = ["-q", "-o", args.output or str(Path(folder) / "watched.kedge")]
+    flags = ("force", "strict", "dump", "saved")
+    words += [f"--{name}" for name in flags if getattr(args, name, False)]
+    for name in ("sites", "every", "budget"):
+        value = getattr(args, name, None)
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    return words
 
 
 class _Trials:
     """Runs the program in a process of its own, each time with the same digest log."""
 
-    def __init__(self, program: Program, folder: Path, tell: Callable[[str], None]) -> None:
-        self.program, self.folder, self.tell = program, folder, tell
+    def __init__(
+        self,
+        program: Program,
+        folder: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.program = program
+        self.folder = folder
+        self.tell = tell
         # A program may rely on the order of its sets: this makes it the same in each run.
         self.environment = {"PYTHONHASHSEED": "0", **os.environ}
         self.number = 0
@@ -120,21 +130,20 @@ class _Trials:
             how: How it runs, for the messages.
             words: Arguments of `kedge.cli.verify_process` that come after the file of the digests.
         """
+        program = self.program
         self.number += 1
-        self.tell(f"running {self.program.name} {how}")
-        stdout, stderr, digests = (
-            self.folder / f"{name}{self.number}" for name in ("stdout", "stderr", "digests")
-        )
-        start = [sys.executable, "-m", "kedge.cli.verify_process", str(digests), *words]
-        of_program = [
-            "-m" if self.program.is_module else "--",
-            self.program.target,
-            *self.program.args,
-        ]
+        self.tell(f"running {program.name} {how}")
+        stdout = self.folder / f"stdout{self.number}"
+        stderr = self.folder / f"stderr{self.number}"
+        digests = self.folder / f"digests{self.number}"
+        command = [sys.executable, "-m", "kedge.cli.verify_process", str(digests), *words]
+        command.append("-m" if program.is_module else "--")
+        command += [program.target, *program.args]
+
         began = time.perf_counter()
         with stdout.open("wb") as out, stderr.open("wb") as err:
             ended = subprocess.run(  # noqa: S603 - running the program is the job
-                [*start, *of_program],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -156,34 +165,42 @@ def _print_equal(program: Program, plain: TrialRun) -> int:
     return EQUAL
 
 
-def _print_different(program: Program, plain: TrialRun, watched: TrialRun, again: TrialRun) -> int:
+def _print_different(
+    program: Program,
+    plain: TrialRun,
+    watched: TrialRun,
+    again: TrialRun,
+) -> int:
     own = first_difference(plain.digests, again.digests)
     if own is not None or plain.status != again.status:
-        where = (
-            f"from step {own.step} on ({own.text})"
-            if own
-            else f"at the end ({plain.ending()}, then {again.ending()})"
+        where = f"at the end ({plain.ending()}, then {again.ending()})"
+        if own is not None:
+            where = f"from step {own.step} on ({own.text})"
+        print(
+            f"{program.name} is not deterministic: "
+            f"two runs without watching differ {where}, "
+            "so --verify cannot compare it"
         )
         print(
-            f"{program.name} is not deterministic: two runs without watching differ {where}, so --verify cannot compare it"
-        )
-        print(
-            "set a seed (torch.manual_seed(0)), and torch.use_deterministic_algorithms(True) if operations vary"
+            "set a seed (torch.manual_seed(0)), "
+            "and torch.use_deterministic_algorithms(True) if operations vary"
         )
         return UNDECIDED
+
     difference = first_difference(plain.digests, watched.digests)
     if difference is not None:
-        print(
-            f"{program.name}: watching changes the program from step {difference.step} on: {difference.text}"
-        )
+        first = f"from step {difference.step} on: {difference.text}"
+        print(f"{program.name}: watching changes the program {first}")
     if plain.status != watched.status:
         print(f"{program.name}: {plain.ending()} without watching, {watched.ending()} with it")
     if difference is not None or plain.status != watched.status:
         return DIFFERS
+
     print(f"{program.name}: {_tally(plain)}: bit-equal with and without watching")
     if plain.stdout.read_bytes() != again.stdout.read_bytes():
         print(
-            "standard output was not compared: it also differs between two runs without watching, for example in times"
+            "standard output was not compared: "
+            "it also differs between two runs without watching, for example in times"
         )
         return EQUAL
     print(f"watching changes standard output, {_first_line(plain.stdout, watched.stdout)}")
@@ -191,11 +208,15 @@ def _print_different(program: Program, plain: TrialRun, watched: TrialRun, again
 
 
 def _tally(trial: TrialRun) -> str:
-    steps = parameters = outputs = 0
+    steps = 0
+    parameters = 0
+    outputs = 0
     for entry in entries(trial.digests):
-        steps += entry.subject == _OF_PARAMETERS
-        parameters = max(parameters, len(entry.digests) if entry.subject == _OF_PARAMETERS else 0)
-        outputs += entry.subject.startswith(_OF_OUTPUTS)
+        if entry.subject == _OF_PARAMETERS:
+            steps += 1
+            parameters = max(parameters, len(entry.digests))
+        elif entry.subject.startswith(_OF_OUTPUTS):
+            outputs += 1
     if not steps and not outputs:
         return "no optimizer step and no module call in this process"
     found = (
@@ -211,10 +232,9 @@ def _lines(trial: TrialRun) -> int:
 
 
 def _first_line(one: Path, other: Path) -> str:
-    pairs = enumerate(
-        zip_longest(_text(one).splitlines(), _text(other).splitlines(), fillvalue="(nothing)"), 1
-    )
-    number, (mine, theirs) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
+    lines = zip_longest(_text(one).splitlines(), _text(other).splitlines(), fillvalue="(nothing)")
+    unlike = ((number, *pair) for number, pair in enumerate(lines, 1) if pair[0] != pair[1])
+    number, mine, theirs = next(unlike)
     return f"first in line {number}:\n  without: {mine}\n  with:    {theirs}"
 
 
@@ -236,7 +256,9 @@ def _same(one: TrialRun, other: TrialRun) -> bool:
 
 
 def entries(place: Path) -> Iterator[DigestLine]:
-    """Yield the lines of a digest log, up to the last complete one; nothing if the program never imported torch.
+    """Yield the lines of a digest log, up to the last complete one.
+
+    There are none if the program never imported torch.
 
     Raises:
         ScriptError: The log reports a failure.
@@ -262,10 +284,8 @@ def entries(place: Path) -> Iterator[DigestLine]:
 def _entry(content: dict[str, object], names: Sequence[str]) -> DigestLine:
     digests = str(content["digests"])
     length = len(digests) // max(1, len(names))
-    each = (digests[i * length : (i + 1) * length] for i in range(len(names)))
-    return DigestLine(
-        int(str(content["step"])), str(content["what"]), dict(zip(names, each, strict=True))
-    )
+    by_name = {name: digests[i * length : (i + 1) * length] for i, name in enumerate(names)}
+    return DigestLine(int(str(content["step"])), str(content["what"]), by_name)
 
 
 def first_difference(one: Path, other: Path) -> Difference | None:
@@ -280,21 +300,22 @@ def _difference(mine: DigestLine | None, theirs: DigestLine | None) -> Differenc
     if mine is None or theirs is None:
         alone = mine or theirs
         assert alone is not None  # noqa: S101 - two that are missing are equal
-        return Difference(alone.step, f"{_thing(alone.subject, '')} exists in one run only")
+        return Difference(alone.step, f"{alone.subject} exists in one run only")
     if (mine.step, mine.subject) != (theirs.step, theirs.subject):
-        return Difference(
-            mine.step, f"one run continues with {mine.subject}, the other with {theirs.subject}"
-        )
-    unlike = [
-        n
-        for n in {**mine.digests, **theirs.digests}
-        if mine.digests.get(n) != theirs.digests.get(n)
-    ]
-    more = f" and {len(unlike) - 1} more" if len(unlike) > 1 else ""
-    return Difference(mine.step, f"{_thing(mine.subject, unlike[0])}{more}")
+        text = f"one run continues with {mine.subject}, the other with {theirs.subject}"
+        return Difference(mine.step, text)
+
+    names = {**mine.digests, **theirs.digests}
+    unlike = [name for name in names if mine.digests.get(name) != theirs.digests.get(name)]
+    text = _thing(mine.subject, unlike[0])
+    if len(unlike) > 1:
+        text += f" and {len(unlike) - 1} more"
+    return Difference(mine.step, text)
 
 
 def _thing(subject: str, name: str) -> str:
+    if not name:
+        return subject
     if subject.startswith(_OF_OUTPUTS):
-        return subject + (f"[{name}]" if name else "")
-    return f"{subject} {name}".rstrip()
+        return f"{subject}[{name}]"
+    return f"{subject} {name}"

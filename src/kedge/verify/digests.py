@@ -1,4 +1,4 @@
-"""The neutral digest log: digests of the values that a program computes, whether it is watched or not.
+"""The neutral digest log: digests of the values that a program computes, watched or not.
 
 # Note [The digest log]
 `kedge run --verify` compares a watched run of a program with an unwatched one. Both have this log
@@ -47,7 +47,7 @@ LENGTH = 16
 
 
 class DigestLog:
-    """Writes a line of digests for each output of a root module, and three for each step of an optimizer.
+    """Writes digests: a line for each output of a root module, three for each optimizer step.
 
     A root is a module called while no other one runs. A line has its step, its subject, and the
     digests of tensors; an earlier line, written once, has the names of these tensors.
@@ -101,62 +101,75 @@ class DigestLog:
     def _entered(
         self, calls: OpenCalls[nn.Module], subject: None, module: nn.Module, given: Any
     ) -> nn.Module | None:
-        if calls.called:
-            return module if module is calls.called[0] else None  # a root may call itself
-        return None if _is_left_out(module) or _is_called_by_kedge() else module
+        if calls.called and module is not calls.called[0]:  # a root may call itself
+            return None
+        if not calls.called and (_is_left_out(module) or _is_called_by_kedge()):
+            return None
+        return module
 
-    def _left(self, calls: OpenCalls[nn.Module], module: nn.Module, output: Any) -> None:
+    def _left(
+        self,
+        calls: OpenCalls[nn.Module],
+        module: nn.Module,
+        output: Any,
+    ) -> None:
         if not calls.called:
             with torch.no_grad():
                 self._digests(f"output of {self._name(module)}", leaves.find(output))
 
     def _name(self, module: nn.Module) -> str:
         known = self._roots.get(id(module))
-        if known is not None and known[0]() is module:
-            return known[1]
+        if known is not None:
+            ref, name = known
+            if ref() is module:
+                return name
+
         used = {name for _, name in self._roots.values()}
         kind = type(module).__name__
-        name = next(
-            n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(used) + 3))) if n not in used
-        )
+        name = kind
+        numbers = count(2)
+        while name in used:
+            name = f"{kind}_{next(numbers)}"
         self._roots[id(module)] = weakref.ref(module), name
         return name
 
     # -- steps -----------------------------------------------------------------------------------
 
     def _before(self, optimizer: Optimizer) -> None:
-        self._digests(
-            "gradient",
-            [(name, p.grad) for name, p in self._parameters(optimizer) if p.grad is not None],
-        )
+        parameters = self._parameters(optimizer)
+        gradients = [(name, p.grad) for name, p in parameters if p.grad is not None]
+        self._digests("gradient", gradients)
 
     def _after(self, optimizer: Optimizer) -> None:
         self._digests("parameter", self._parameters(optimizer))
-        buffers = [
-            (f"{name}.{path}", b)
-            for name, root in self._living()
-            for path, b in buffers_in(root).items()
-        ]
-        states = generator_states().items()
-        drawn = [
-            ("random generator" + (f" of {place}" if place != "cpu" else ""), state)
-            for place, state in states
-        ]
-        self._digests("buffer", [*buffers, *drawn])
+        held: list[tuple[str, Tensor]] = []
+        for name, root in self._living():
+            for path, buffer in buffers_in(root).items():
+                held.append((f"{name}.{path}", buffer))
+        for place, state in generator_states().items():
+            name = "random generator"
+            if place != "cpu":
+                name += f" of {place}"
+            held.append((name, state))
+        self._digests("buffer", held)
         self._step += 1
 
-    def _living(self) -> list[tuple[str, nn.Module]]:
-        return [(name, root) for ref, name in self._roots.values() if (root := ref()) is not None]
+    def _living(self) -> Iterator[tuple[str, nn.Module]]:
+        for ref, name in self._roots.values():
+            root = ref()
+            if root is not None:
+                yield name, root
 
     def _parameters(self, optimizer: Optimizer) -> list[tuple[str, Tensor]]:
-        named = {
-            id(p): (f"{name}.{path}", p)
-            for name, root in self._living()
-            for path, p in parameters_in(root).items()
-        }
-        own = (p for group in optimizer.param_groups for p in group["params"])
-        for number, p in zip(count(), own, strict=False):
-            named.setdefault(id(p), (f"{type(optimizer).__name__}[{number}]", p))
+        named: dict[int, tuple[str, Tensor]] = {}
+        for name, root in self._living():
+            for path, p in parameters_in(root).items():
+                named[id(p)] = f"{name}.{path}", p
+        number = count()
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                name = f"{type(optimizer).__name__}[{next(number)}]"
+                named.setdefault(id(p), (name, p))
         return [(name, p) for name, p in named.values() if not is_lazy(p)]
 
     # -- writing ---------------------------------------------------------------------------------
@@ -167,12 +180,8 @@ class DigestLog:
         if names not in self._tables:
             self._tables[names] = len(self._tables)
             self._line(table=self._tables[names], names=names)
-        self._line(
-            step=self._step,
-            what=what,
-            table=self._tables[names],
-            digests="".join(map(digest, found.values())),
-        )
+        digests = "".join(map(digest, found.values()))
+        self._line(step=self._step, what=what, table=self._tables[names], digests=digests)
 
     def _line(self, **content: Any) -> None:
         write_all(self._file, (json.dumps(content) + "\n").encode())
@@ -183,7 +192,10 @@ def _is_left_out(module: nn.Module) -> bool:
 
 
 def _is_called_by_kedge() -> bool:
-    """Whether Kedge calls a module, not the program: the first caller outside of PyTorch is a Kedge frame."""
+    """Whether Kedge calls a module, not the program.
+
+    Then the first caller outside of PyTorch is a Kedge frame.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.startswith(TORCH):
         frame = frame.f_back
@@ -193,7 +205,10 @@ def _is_called_by_kedge() -> bool:
 
 
 def digest(tensor: Tensor) -> str:
-    """Return the beginning of the SHA-256 of a tensor's dtype, shape and bytes; under ``vmap``, of all samples."""
+    """Return the beginning of the SHA-256 of a tensor's dtype, shape and bytes.
+
+    Under ``vmap``, it is that of all samples.
+    """
     sha = hashlib.sha256()
     with modes.without_wrapping():  # else values inside a transform would be wrapped again
         for part in parts(leaves.untransformed(tensor).detach()):
@@ -207,5 +222,6 @@ def _contents(tensor: Tensor) -> Iterator[Any]:
     """Yield the bytes of a tensor in logical order; nothing if it has no memory."""
     if tensor.is_meta or not tensor.numel():
         return
-    whole = tensor.int_repr() if tensor.is_quantized else tensor.resolve_conj().resolve_neg()
+    whole = tensor.int_repr() if tensor.is_quantized else tensor
+    whole = whole.resolve_conj().resolve_neg()
     yield whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from kedge.offload.rebuild import find
-from kedge.offload.rebuild.by_content import pack, unpack
-from kedge.offload.rebuild.indices import expand, narrow
+from kedge.offload.rebuild.by_content import expand, narrow, pack, unpack
 from tests.offload.rebuild.rebuilding import Engine, same_bits
 
 

@@ -1,4 +1,4 @@
-"""The drawing of an autograd graph: operations, the bytes that they save for backward, and the hooks on them."""
+"""The drawing of an autograd graph: operations, what they save for backward, and their hooks."""
 
 from kedge.figures.graph.drawn import Graph, graph
 

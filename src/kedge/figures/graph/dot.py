@@ -17,10 +17,12 @@ _LONGEST = 60
 _NAMED = 3
 _SHADES = ("#ffffff", "#fff3e6", "#ffe3c7", "#ffcf9e", "#ffb870")
 """The more a box saves, the darker it is."""
+_FRAME = 'color="#8c959f"; style=rounded; fontsize=12'
 _HOOKED = "#0072b2"
 _BACKWARD = re.compile(r"Backward\d*$")
 _HEAD = """digraph {
-  graph [rankdir=TB, bgcolor=white, fontname="Helvetica", fontsize=13, labelloc=t, labeljust=l, nodesep=0.25, ranksep=0.35]
+  graph [rankdir=TB, bgcolor=white, fontname="Helvetica", fontsize=13]
+  graph [labelloc=t, labeljust=l, nodesep=0.25, ranksep=0.35]
   node [shape=box, style="filled,rounded", fillcolor=white, color="#57606a", fontname="Helvetica", fontsize=11]
   node [margin="0.12,0.06"]
   edge [color="#57606a", arrowsize=0.6]"""
@@ -49,98 +51,119 @@ def written(folded: FoldedGraph, words: GraphLabels) -> str:
         for box in folded.boxes:
             if box.calls == calls:
                 yield f"{indent}n{numbers[id(box)]} [{_attributes(box, words, again, most)}]"
-        for call in dict.fromkeys(
-            box.calls[len(calls)] for box in folded.boxes if _is_inside(box.calls, calls)
-        ):
-            deeper = (*calls, call)
-            yield f"{indent}subgraph {_quoted('cluster_' + repr(deeper))} {{"
-            yield f'{indent}  label={_quoted(_named(call, calls, words, again))}; color="#8c959f"; style=rounded; fontsize=12'
-            yield from inside(deeper, indent + "  ")
+        deeper = [box.calls[: len(calls) + 1] for box in folded.boxes]
+        for inner in dict.fromkeys(deeper):
+            if len(inner) == len(calls) or inner[:-1] != calls:
+                continue
+            name = _named(inner[-1], calls, words, again)
+            yield f"{indent}subgraph {_quoted('cluster_' + repr(inner))} {{"
+            yield f"{indent}  label={_quoted(name)}; {_FRAME}"
+            yield from inside(inner, indent + "  ")
             yield f"{indent}}}"
 
     legend = "arrows go with the data; the darker, the more is saved; blue frames have hooks"
-    lines = [
-        _HEAD,
-        f"  label={_quoted(f'{words.head}{chr(10)}{legend}{chr(10)}')}",
-        *inside((), "  "),
-    ]
+    title = _quoted(f"{words.head}\n{legend}\n")
+    lines = [_HEAD, f"  label={title}", *inside((), "  ")]
     lines += [f"  n{before} -> n{after}" for before, after in folded.edges]
-    return "\n".join([*lines, "}"]) + "\n"
-
-
-def _is_inside(calls: Calls, outer: Calls) -> bool:
-    return len(calls) > len(outer) and calls[: len(outer)] == outer
+    lines.append("}")
+    return "\n".join(lines) + "\n"
 
 
 def _called_again(boxes: Sequence[Box]) -> set[str | None]:
     """Return the modules with several calls in the drawing."""
-    calls = {call for box in boxes for call in (*box.calls, *([box.of] if box.of else []))}
-    return {path for path, times in Counter(path for path, _ in calls).items() if times > 1}
+    calls: set[Call] = set()
+    for box in boxes:
+        calls.update(box.calls)
+        if box.of:
+            calls.add(box.of)
+    count = Counter(path for path, _ in calls)
+    return {path for path, times in count.items() if times > 1}
 
 
 def _named(call: Call, around: Calls, words: GraphLabels, again: set[str | None]) -> str:
     """Return a call's path, without that of the module around it, and its type."""
     path, number = call
-    outer = around[-1][0] if around else None
-    short = (path or "").removeprefix(f"{outer}.") if outer else path or ""
-    times = f"#{number}" if path in again else ""
-    return f"{short}{times}  {words.types.get(path or '', '')}".strip()
+    type_ = words.types.get(path or "", "")
+    name = _short_path(path or "", around)
+    if path in again:
+        name += f"#{number}"
+    return f"{name}  {type_}".strip()
+
+
+def _short_path(path: str, around: Calls) -> str:
+    """Return a path without that of the module around it."""
+    if not around:
+        return path
+    outer, _ = around[-1]
+    if not outer:
+        return path
+    return path.removeprefix(f"{outer}.")
 
 
 def _attributes(box: Box, words: GraphLabels, again: set[str | None], most: int) -> str:
     node = box.nodes[0]
     alone = box.of is None and len(box.nodes) == 1
-    lines = list(_of_node(node, box.calls) if alone else _of_several(box, words, again))
+    lines = _of_node(node, box.calls) if alone else _of_several(box, words, again)
     if box.bytes:
         lines.append(f"saves {sized(box.bytes)}")
     elif alone and node.saved:
-        lines.append(f"saves {', '.join(sorted({field.why for field in node.saved if field.why}))}")
+        reasons = sorted({field.why for field in node.saved if field.why})
+        lines.append(f"saves {', '.join(reasons)}")
     lines += _hooks(box.hooks)
-    style = [f"label={_quoted(chr(10).join(lines))}"]
-    if alone and node.kind != "operation":
-        style.append(
-            'fillcolor="#eef1f4"; shape=ellipse; margin="0.04,0.03"'
-            if node.kind == "leaf"
-            else 'fillcolor="#eef1f4"'
-        )
+    label = _quoted("\n".join(lines))
+
+    style = [f"label={label}"]
+    if alone and node.kind == "leaf":
+        style.append('fillcolor="#eef1f4"; shape=ellipse; margin="0.04,0.03"')
+    elif alone and node.kind == "parameter":
+        style.append('fillcolor="#eef1f4"')
     elif most:
-        style.append(f'fillcolor="{_SHADES[round(box.bytes / most * (len(_SHADES) - 1))]}"')
+        shade = _SHADES[round(box.bytes / most * (len(_SHADES) - 1))]
+        style.append(f'fillcolor="{shade}"')
     if box.hooks:
         style.append(f'color="{_HOOKED}"; penwidth=2')
     return "; ".join(style)
 
 
-def _of_node(node: GraphNode, around: Calls) -> Iterator[str]:
-    shape = f"[{', '.join(map(str, node.shape))}]" if node.shape is not None else ""
-    if node.kind == "operation":
-        yield _operation(node)
-        yield shape
-    else:
-        yield node.leaf.removeprefix(f"{around[-1][0]}." if around else "") or "leaf"
-        yield shape
+def _of_node(node: GraphNode, around: Calls) -> list[str]:
+    name = _operation(node)
+    if node.kind != "operation":
+        name = _short_path(node.leaf, around) or "leaf"
+    if node.shape is None:
+        return [name, ""]
+    return [name, f"[{', '.join(map(str, node.shape))}]"]
 
 
-def _of_several(box: Box, words: GraphLabels, again: set[str | None]) -> Iterator[str]:
-    names = list(dict.fromkeys(map(_operation, box.operations)))
-    yield _short(", ".join(names)) if box.of is None else _named(box.of, box.calls, words, again)
-    few = box.of is not None and len(box.operations) <= _NAMED
+def _of_several(box: Box, words: GraphLabels, again: set[str | None]) -> list[str]:
+    content = counted(len(box.operations), "operation")
+    names = ", ".join(dict.fromkeys(map(_operation, box.operations)))
+    name = _short(names)
+    if box.of is not None:
+        name = _named(box.of, box.calls, words, again)
+        if len(box.operations) <= _NAMED:
+            content = names
+
     parameters = sum(node.kind == "parameter" for node in box.nodes)
-    counts = [", ".join(names) if few else counted(len(box.operations), "operation")]
-    yield ", ".join([*counts, *([counted(parameters, "parameter")] if parameters else [])])
+    if parameters:
+        content += f", {counted(parameters, 'parameter')}"
+    return [name, content]
 
 
 def _hooks(hooks: Sequence[GraphHook]) -> Iterator[str]:
     """Yield the first few hooks, equal ones together, and the number of the others."""
-    alike = Counter(_short(_of_hook(hook)) for hook in hooks)
+    alike: Counter[str] = Counter()
+    for hook in hooks:
+        text = f"kedge {hook.name}" if hook.owner == "kedge" else str(hook)
+        alike[_short(text)] += 1
+
     for text, times in list(alike.items())[:_HOOKS_NAMED]:
-        yield text + (f" x{times}" if times > 1 else "")
+        if times > 1:
+            yield f"{text} x{times}"
+        else:
+            yield text
     rest = sum(list(alike.values())[_HOOKS_NAMED:])
     if rest:
         yield f"and {counted(rest, 'more hook')}"
-
-
-def _of_hook(hook: GraphHook) -> str:
-    return f"kedge {hook.name}" if hook.owner == "kedge" else str(hook)
 
 
 def _operation(node: GraphNode) -> str:
@@ -148,9 +171,12 @@ def _operation(node: GraphNode) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST - 1]}…"
 
 
 def _quoted(text: str) -> str:
-    plain = visible(text, lines=True).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{plain}"'
+    escaped = visible(text, lines=True).replace("\\", "\\\\").replace('"', '\\"')
+    escaped = escaped.replace("\n", "\\n")
+    return f'"{escaped}"'

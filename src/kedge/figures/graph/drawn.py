@@ -22,6 +22,7 @@ from kedge.torch_internals import dynamo
 from kedge.torch_internals.module_tables import modules_in
 
 MOST = 60
+_COLUMNS = ("module", "operations", "saved", "hooks")
 
 
 class Graph(notebook.Printed):
@@ -38,7 +39,9 @@ class Graph(notebook.Printed):
     def __init__(
         self, nodes: Iterable[GraphNode], types: dict[str, tuple[str, ...]], *, followed: bool
     ) -> None:
-        self.nodes, self.followed, self._types = tuple(nodes), followed, types
+        self.nodes = tuple(nodes)
+        self.followed = followed
+        self._types = types
 
     def __len__(self) -> int:
         """Return the number of nodes, leaves included."""
@@ -46,7 +49,10 @@ class Graph(notebook.Printed):
 
     @property
     def bytes(self) -> int:
-        """The bytes that autograd holds for backward; each storage counts once, parameters and buffers do not."""
+        """The bytes that autograd holds for backward.
+
+        Each storage counts once, parameters and buffers do not.
+        """
         return sum(node.bytes for node in self.nodes)
 
     def dot(self, *, depth: int | None = None, expand: str | None = None, most: int = MOST) -> str:
@@ -64,15 +70,15 @@ class Graph(notebook.Printed):
         """
         if most < 1 or (depth is not None and depth < 0):
             raise CannotDraw(
-                f"depth={depth} and most={most}: a drawing needs at least one box, and a depth of 0 or more"
+                f"depth={depth} and most={most}: a drawing needs at least one box, "
+                "and a depth of 0 or more"
             )
-        folded = fold(self.nodes, depth, most, self._paths(expand) if expand is not None else ())
-        return written(
-            folded,
-            GraphLabels(
-                {path: names[0] for path, names in self._types.items() if names}, str(self._head())
-            ),
-        )
+        opened: set[str] = set()
+        if expand is not None:
+            opened = self._paths(expand)
+        folded = fold(self.nodes, depth, most, opened)
+        types = {path: names[0] for path, names in self._types.items() if names}
+        return written(folded, GraphLabels(types, self._head()))
 
     def svg(self, *, depth: int | None = None, expand: str | None = None, most: int = MOST) -> str:
         """Return the graph as SVG; the arguments are those of `dot`.
@@ -83,8 +89,10 @@ class Graph(notebook.Printed):
         program = shutil.which("dot")
         if program is None:
             raise CannotDraw(
-                "an SVG of a graph needs graphviz's program dot, which this machine does not have: install graphviz "
-                "(apt-get install graphviz), or draw the text, Graph.dot(), on another machine"
+                "an SVG of a graph needs graphviz's program dot, "
+                "which this machine does not have: "
+                "install graphviz (apt-get install graphviz), "
+                "or draw the text, Graph.dot(), on another machine"
             )
         text = self.dot(depth=depth, expand=expand, most=most)
         ended = subprocess.run(  # noqa: S603
@@ -95,53 +103,67 @@ class Graph(notebook.Printed):
         return ended.stdout[ended.stdout.index("<svg") :]
 
     def __str__(self) -> str:
-        """Return a table of operations, bytes and hooks for each outermost module and the rest of the graph."""
-        rows = [("module", "operations", "saved", "hooks"), *self._rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            f"{row[0]:{widths[0]}}  " + "  ".join(f"{row[i]:>{widths[i]}}" for i in (1, 2, 3))
-            for row in rows
-        ]
-        return "\n".join([self._head(), "", *(line.rstrip() for line in lines)])
+        """Return a table of operations, bytes and hooks for each outermost module and the rest."""
+        table = [_COLUMNS, *self._rows()]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [self._head(), ""]
+        for row in table:
+            cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+            cells[0] = row[0].ljust(widths[0])
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
 
     def _repr_svg_(self) -> str | None:
-        return self.svg() if shutil.which("dot") else None
+        if not shutil.which("dot"):
+            return None
+        return self.svg()
 
     def _repr_html_(self) -> str | None:
         if shutil.which("dot"):
             return None
-        return notebook.table(
-            ("module", "operations", "saved", "hooks"),
-            self._rows(),
-            title=self._head(),
-            align="mrrr",
-        )
+        return notebook.table(_COLUMNS, self._rows(), title=self._head(), align="mrrr")
 
     def _head(self) -> str:
         operations = sum(node.kind == "operation" for node in self.nodes)
         hooks = sum(len(node.hooks) for node in self.nodes)
-        return f"{operations:,} operations, {sized(self.bytes)} saved for backward, {hooks:,} {'hook' if hooks == 1 else 'hooks'}"
+        return (
+            f"{operations:,} operations, {sized(self.bytes)} saved for backward, "
+            f"{hooks:,} {'hook' if hooks == 1 else 'hooks'}"
+        )
 
     def _rows(self) -> list[tuple[str, ...]]:
-        closed = [box for box in fold(self.nodes, 1, MOST).boxes if box.of is not None]
-        rows = [
-            (str((b.of or ("",))[0]), f"{len(b.operations):,}", sized(b.bytes), f"{len(b.hooks):,}")
-            for b in closed
-        ]
+        rows: list[tuple[str, ...]] = []
+        for box in fold(self.nodes, 1, MOST).boxes:
+            if box.of is not None:
+                path, _ = box.of
+                operations = f"{len(box.operations):,}"
+                hooks = f"{len(box.hooks):,}"
+                rows.append((str(path), operations, sized(box.bytes), hooks))
+
         rest = [node for node in self.nodes if len(node.calls) < 2 and node.kind == "operation"]
-        saved, hooks = sum(node.bytes for node in rest), sum(len(node.hooks) for node in rest)
-        return [*rows, ("outside of these", f"{len(rest):,}", sized(saved), f"{hooks:,}")]
+        saved = sum(node.bytes for node in rest)
+        hooks = f"{sum(len(node.hooks) for node in rest):,}"
+        rows.append(("outside of these", f"{len(rest):,}", sized(saved), hooks))
+        return rows
 
     def _paths(self, text: str) -> set[str]:
-        there = {path for node in self.nodes for path, _ in node.calls if path is not None}
+        there: set[str] = set()
+        for node in self.nodes:
+            there.update(path for path, _ in node.calls if path is not None)
+
         found: set[str] = set()
         for term in Selector(text).terms:
-            matched = {path for path in there if term.matches(path, self._types.get(path, ()))}
-            found = found - matched if term.excluded else found | matched
+            types = self._types
+            matched = {path for path in there if term.matches(path, types.get(path, ()))}
+            if term.excluded:
+                found -= matched
+            else:
+                found |= matched
         if not found:
+            first = ", ".join(sorted(there)[1:6]) or "none: no module was followed"
             raise NoSiteMatched(
-                f'expand="{text}" matches no module that made a node of this graph; the first that did: '
-                f"{', '.join(sorted(there)[1:6]) or 'none: no module was followed'}"
+                f'expand="{text}" matches no module that made a node of this graph; '
+                f"the first that did: {first}"
             )
         return found
 
@@ -168,36 +190,40 @@ def graph(results: Any | Callable[[], Any], model: nn.Module | None = None) -> G
     """
     if isinstance(results, nn.Module):
         raise CannotDraw(
-            f"graph({type(results).__name__}): a model has no graph until it is called; use graph(lambda: model(x), model)"
+            f"graph({type(results).__name__}): "
+            "a model has no graph until it is called; "
+            "use graph(lambda: model(x), model)"
         )
-    if callable(results) and not isinstance(results, Tensor):
-        nodes, followed = _made_by(results, model)
-    else:
+    followed = callable(results) and not isinstance(results, Tensor)
+    if not followed:
         _check(results)
-        nodes, followed = read_graph(results, model), False
-    named = {} if model is None else modules_in(dynamo.unwrap(model))
-    types = {path: type_names(module) for path, module in named.items() if runs(module)}
-    placed = nodes if followed else by_parameters(nodes, types)
-    return Graph(by_use(placed), types, followed=followed)
-
-
-def _made_by(
-    results: Callable[[], Any], model: nn.Module | None
-) -> tuple[tuple[GraphNode, ...], bool]:
-    if model is None:
+        nodes = read_graph(results, model)
+    elif model is None:
         made = results()
         _check(made)
-        return read_graph(made), True
-    with following(model) as calls:
-        made = results()
-    _check(made)
-    return read_graph(made, model, calls), True
+        nodes = read_graph(made)
+    else:
+        with following(model) as calls:
+            made = results()
+        _check(made)
+        nodes = read_graph(made, model, calls)
+
+    types: dict[str, tuple[str, ...]] = {}
+    if model is not None:
+        for path, module in modules_in(dynamo.unwrap(model)).items():
+            if runs(module):
+                types[path] = type_names(module)
+    if not followed:
+        nodes = by_parameters(nodes, types)
+    return Graph(by_use(nodes), types, followed=followed)
 
 
 def _check(results: Any) -> None:
     found = [tensor for _, tensor in leaves.find(results)]
     if not any(tensor.requires_grad for tensor in found):
         raise CannotDraw(
-            f"graph(...) got {leaves.describe(results)}, and nothing in it requires grad, so autograd has no graph "
-            "of it; run the forward with gradients on, not under torch.no_grad()"
+            f"graph(...) got {leaves.describe(results)}, "
+            "and nothing in it requires grad, "
+            "so autograd has no graph of it; "
+            "run the forward with gradients on, not under torch.no_grad()"
         )

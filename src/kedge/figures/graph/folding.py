@@ -10,7 +10,7 @@ joined: data flows in that order, so joining adds no cycle to the graph.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -47,7 +47,10 @@ class Box:
     @property
     def hooks(self) -> tuple[GraphHook, ...]:
         """The hooks on its nodes."""
-        return tuple(hook for node in self.nodes for hook in node.hooks)
+        hooks: list[GraphHook] = []
+        for node in self.nodes:
+            hooks += node.hooks
+        return tuple(hooks)
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,12 @@ def fold(
         most: The largest number of boxes if `depth` is None.
         opened: Paths of further modules to open, together with the modules around them.
     """
-    boxes = _boxes(nodes, _opened(nodes, _deepest(nodes, most) if depth is None else depth, opened))
-    if depth is None and not opened and len(boxes) > most:
-        boxes = _together(boxes, most)
+    if depth is not None:
+        boxes = _boxes(nodes, _opened(nodes, depth, opened))
+    else:
+        boxes = _boxes(nodes, _opened(nodes, _deepest(nodes, most), opened))
+        if not opened and len(boxes) > most:
+            boxes = _together(boxes, most)
     return FoldedGraph(tuple(boxes), tuple(_edges(boxes)))
 
 
@@ -90,68 +96,84 @@ def _deepest(nodes: Sequence[GraphNode], most: int) -> int:
 
 def _opened(nodes: Sequence[GraphNode], depth: int, paths: Collection[str] = ()) -> set[Calls]:
     """Return the calls to open, each with those around it."""
-    known = {node.calls for node in nodes}
-    made = Counter(
-        node.calls[:level]
-        for node in nodes
-        if node.kind == "operation"
-        for level in range(len(node.calls) + 1)
-    )
-    whole = {calls[:level] for calls in known for level in range(min(depth, len(calls)) + 1)}
-    opened = {calls for calls in whole if made[calls] > 1 or len(calls) < 2}
-    for calls in known:
-        chosen = max(
-            (level for level, (path, _) in enumerate(calls, 1) if path in paths), default=0
-        )
-        opened |= {calls[:level] for level in range(chosen + 1)}
+    made: Counter[Calls] = Counter()
+    for node in nodes:
+        if node.kind == "operation":
+            made.update(_outermost(node.calls, len(node.calls)))
+
+    opened: set[Calls] = set()
+    for calls in {node.calls for node in nodes}:
+        for outer in _outermost(calls, min(depth, len(calls))):
+            if made[outer] > 1 or len(outer) < 2:
+                opened.add(outer)
+        chosen = [level for level, (path, _) in enumerate(calls, 1) if path in paths]
+        opened.update(_outermost(calls, max(chosen, default=0)))
     return opened
+
+
+def _outermost(calls: Calls, levels: int) -> list[Calls]:
+    """Return none, the outermost, the two outermost... of some calls, up to so many."""
+    return [calls[:level] for level in range(levels + 1)]
 
 
 def _boxes(nodes: Iterable[GraphNode], opened: set[Calls]) -> list[Box]:
     """Return the boxes: each node is in that of its outermost unopened call, or in a box of its own."""
     filled: dict[Calls | int, list[GraphNode]] = {}
     for node in nodes:
-        closed = next(
-            (node.calls[:n] for n in range(1, len(node.calls) + 1) if node.calls[:n] not in opened),
-            None,
-        )
-        filled.setdefault(node.number if closed is None else closed, []).append(node)
-    return [
-        Box(key[:-1], tuple(inside), key[-1])
-        if isinstance(key, tuple)
-        else Box(inside[0].calls, tuple(inside))
-        for key, inside in filled.items()
-    ]
+        key: Calls | int = node.number
+        for calls in _outermost(node.calls, len(node.calls))[1:]:
+            if calls not in opened:
+                key = calls
+                break
+        filled.setdefault(key, []).append(node)
+
+    boxes = []
+    for key, inside in filled.items():
+        if isinstance(key, tuple):
+            boxes.append(Box(key[:-1], tuple(inside), key[-1]))
+        else:
+            boxes.append(Box(inside[0].calls, tuple(inside)))
+    return boxes
 
 
 def _together(boxes: Sequence[Box], most: int) -> list[Box]:
-    """Return at most `most` boxes, each of consecutive boxes and of the leaves that its operations are the first to take."""
-    working = sorted(
-        (box for box in boxes if box.operations), key=lambda box: box.operations[0].number
-    )
+    """Return at most `most` boxes, each of consecutive boxes.
+
+    Leaves are in the box of the operation that is the first to take them.
+    """
+    working = [box for box in boxes if box.operations]
+    working.sort(key=lambda box: box.operations[0].number)
     size = ceil(len(working) / most)
-    groups = [working[i : i + size] for i in range(0, len(working), size)]
+
+    groups: list[list[GraphNode]] = []
     users: dict[int, int] = {}
-    for place, group in enumerate(groups):
-        for number in (number for box in group for node in box.nodes for number in node.takes):
-            users.setdefault(number, place)
+    for first in range(0, len(working), size):
+        group: list[GraphNode] = []
+        for box in working[first : first + size]:
+            group += box.nodes
+        for node in group:
+            for taken in node.takes:
+                users.setdefault(taken, len(groups))
+        groups.append(group)
+
     leaves: dict[int, list[GraphNode]] = {}
     for box in boxes:
         if not box.operations:
-            leaves.setdefault(users.get(box.nodes[0].number, 0), []).extend(box.nodes)
-    joined = [
-        [*leaves.get(i, ()), *(node for box in group for node in box.nodes)]
-        for i, group in enumerate(groups)
-    ]
-    return [Box((), tuple(nodes)) for nodes in joined]
+            user = users.get(box.nodes[0].number, 0)
+            leaves.setdefault(user, []).extend(box.nodes)
+    return [Box((), (*leaves.get(i, ()), *group)) for i, group in enumerate(groups)]
 
 
-def _edges(boxes: Sequence[Box]) -> Iterator[tuple[int, int]]:
-    place = {node.number: i for i, box in enumerate(boxes) for node in box.nodes}
-    pairs = (
-        (place[taken], i)
-        for i, box in enumerate(boxes)
-        for node in box.nodes
-        for taken in node.takes
-    )
-    return iter(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
+def _edges(boxes: Sequence[Box]) -> list[tuple[int, int]]:
+    place: dict[int, int] = {}
+    for i, box in enumerate(boxes):
+        for node in box.nodes:
+            place[node.number] = i
+
+    edges: dict[tuple[int, int], None] = {}  # a set that keeps the order
+    for i, box in enumerate(boxes):
+        for node in box.nodes:
+            for taken in node.takes:
+                if place[taken] != i:
+                    edges[place[taken], i] = None
+    return list(edges)

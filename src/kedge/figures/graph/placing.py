@@ -28,23 +28,28 @@ _SHAPING = frozenset(
         "Unsqueeze",
         "Slice",
         "Select",
+        "Split",
+        "ToCopy",
     )
-) | {"Split", "ToCopy"}
+)
 """Operations on a parameter before its use."""
 
 
 def by_use(nodes: Sequence[GraphNode]) -> tuple[GraphNode, ...]:
-    """Return the nodes with each parameter in the innermost call around all its users; other leaves stay outside."""
+    """Return the nodes with each parameter in the innermost call around all its users.
+
+    Other leaves stay outside.
+    """
     users: dict[int, list[Calls]] = {}
     for node in nodes:
         for taken in node.takes:
             users.setdefault(taken, []).append(node.calls)
-    return tuple(
-        replace(node, calls=around(users[node.number]))
-        if node.kind == "parameter" and node.number in users
-        else node
-        for node in nodes
-    )
+
+    placed = list(nodes)
+    for i, node in enumerate(nodes):
+        if node.kind == "parameter" and node.number in users:
+            placed[i] = replace(node, calls=around(users[node.number]))
+    return tuple(placed)
 
 
 def by_parameters(nodes: Sequence[GraphNode], modules: Container[str]) -> tuple[GraphNode, ...]:
@@ -57,10 +62,10 @@ def by_parameters(nodes: Sequence[GraphNode], modules: Container[str]) -> tuple[
     known: dict[int, Calls] = {}
     derived: dict[int, Calls] = {}  # of parameters, and of reshaped or cast ones
     for node in nodes:
+        if node.kind == "parameter":
+            owner, _, _ = node.leaf.rpartition(".")
+            derived[node.number] = _calls(owner, modules)
         if node.kind != "operation":
-            derived[node.number] = (
-                _calls(node.leaf.rpartition(".")[0], modules) if node.kind == "parameter" else ()
-            )
             continue
         owners = [derived[number] for number in node.takes if derived.get(number)]
         if owners:
@@ -71,12 +76,13 @@ def by_parameters(nodes: Sequence[GraphNode], modules: Container[str]) -> tuple[
 
 
 def _between(nodes: Sequence[GraphNode], known: dict[int, Calls]) -> Iterable[GraphNode]:
-    before: Calls | None = None
     following: list[Calls | None] = []
+    after: Calls | None = None
     for node in reversed(nodes):
-        following.append(
-            next(iter(following[-1:]), None) if node.number not in known else known[node.number]
-        )
+        after = known.get(node.number, after)
+        following.append(after)
+
+    before: Calls | None = None
     for node, after in zip(nodes, reversed(following), strict=True):
         before = known.get(node.number, before)
         if node.kind != "operation":
@@ -98,7 +104,9 @@ def around(several: Iterable[Calls]) -> Calls:
 
 def _calls(path: str, modules: Container[str]) -> Calls:
     """Return the calls of a module and of the modules around it, as if each ran once."""
-    names = path.split(".") if path else []
-    paths = [".".join(names[:end]) for end in range(len(names) + 1)]
+    paths = [""]
+    if path:
+        names = path.split(".")
+        paths += [".".join(names[:end]) for end in range(1, len(names) + 1)]
     calls: list[Call] = [(each, 0) for each in paths if each in modules]
     return tuple(calls)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from kedge.store.held_tensors import HeldSpan, HeldTensors, TensorKind, limited
 from kedge.store.saved_account import BytesOverStep
 
-MOST_POINTS, MOST_HOLDERS = 400, 20
+MOST_POINTS = 400
+MOST_HOLDERS = 20
 
 Storages = Callable[[int], Iterable[tuple[int, int]]]
 
@@ -45,11 +46,19 @@ class SaveTimeline:
         return len(self._log)
 
     def seconds(self, after: Iterable[int]) -> tuple[float, ...]:
-        """Return the seconds from the first save to some saves and releases, given by their numbers from 1 on."""
-        return tuple(round(self._log[number - 1][1] - self._log[0][1], 6) for number in after)
+        """Return the seconds from the first save to some saves and releases.
+
+        These are given by their numbers, from 1 on.
+        """
+        _, begun = self._log[0]
+        return tuple(round(self._log[number - 1][1] - begun, 6) for number in after)
 
     def alive(self, moment: int | None = None) -> list[int]:
-        """Return the numbers of the tensors saved and not released, after so many events; after all if None."""
+        """Return the numbers of the tensors saved and not released.
+
+        Args:
+            moment: The number of events that have happened; None for all.
+        """
         held: dict[int, None] = {}
         for event in self.events[:moment]:
             if event >= 0:
@@ -103,12 +112,13 @@ def over_step(
             holders[kind(each.bearer).path] += each.bytes
 
     moments = tuple(sorted({*_thinned(heights), peak_at}))
+    releases = (at for at, event in enumerate(events, 1) if event < 0)
     return BytesOverStep(
         bytes=tuple(heights[moment - 1] for moment in moments),
         at=moments,
         peak=heights[peak_at - 1],
         peak_at=peak_at,
-        backward=next((at for at, event in enumerate(events, 1) if event < 0), None),
+        backward=next(releases, None),
         holders=tuple(holders.most_common(MOST_HOLDERS)),
         seconds=timeline.seconds(moments),
         tensors=_spans(borne, kind, moments),
@@ -119,13 +129,16 @@ def _borne(events: Sequence[int], storages: Storages) -> Iterator[BorneStorage]:
     holders: dict[int, dict[int, int]] = {}
     since: dict[int, int] = {}
     for at, event in enumerate(events, 1):
-        for storage, size in storages(event if event >= 0 else ~event):
+        is_saved = event >= 0
+        number = event if is_saved else ~event
+        for storage, size in storages(number):
             held = holders.setdefault(storage, {})
             before = next(iter(held), None)
-            if event >= 0:
-                held[event] = size
+            if is_saved:
+                held[number] = size
             else:
-                held.pop(~event, None)
+                held.pop(number, None)
+
             after = next(iter(held), None)
             if before != after:
                 if before is not None:
@@ -133,7 +146,8 @@ def _borne(events: Sequence[int], storages: Storages) -> Iterator[BorneStorage]:
                 since[storage] = at
 
     for storage, held in holders.items():
-        for bearer, size in list(held.items())[:1]:
+        if held:
+            bearer, size = next(iter(held.items()))
             yield BorneStorage(bearer, size, since[storage], len(events) + 1)
 
 
@@ -148,7 +162,9 @@ def _thinned(heights: Sequence[int]) -> Iterator[int]:
 
 
 def _spans(
-    borne: Iterable[BorneStorage], kind: Callable[[int], TensorKind], moments: Sequence[int]
+    borne: Iterable[BorneStorage],
+    kind: Callable[[int], TensorKind],
+    moments: Sequence[int],
 ) -> HeldTensors:
     """Return the tensors held at some moments; those held only between two of them are left out."""
     kinds: dict[TensorKind, int] = {}
@@ -160,5 +176,9 @@ def _spans(
             number = kinds.setdefault(kind(each.bearer), len(kinds))
             many, total = sums.get((number, begin, end), (0, 0))
             sums[number, begin, end] = many + 1, total + each.bytes
-    spans = tuple(HeldSpan(at, *both, begin, end) for (at, begin, end), both in sums.items())
-    return limited(HeldTensors(tuple(kinds), spans), len(moments))
+
+    spans = [
+        HeldSpan(number, many, total, begin, end)
+        for (number, begin, end), (many, total) in sums.items()
+    ]
+    return limited(HeldTensors(tuple(kinds), tuple(spans)), len(moments))

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -51,19 +52,22 @@ class StorageNumbers:
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
-        self._numbers: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._numbers: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
 
     def of(self, tensor: Tensor) -> tuple[int, ...]:
-        """Return the numbers of a tensor's storages: one, several if it consists of several tensors, or none."""
+        """Return the numbers of a tensor's storages.
+
+        It has one, several if it consists of several tensors, or none.
+        """
         return tuple(self._number(part.untyped_storage()) for part in parts(tensor))
 
     def of_all(self, tensors: Iterable[Tensor]) -> frozenset[int]:
         """Return the numbers of the storages of several tensors; a lazy parameter has none yet."""
-        return frozenset(
-            number for tensor in tensors if not is_lazy(tensor) for number in self.of(tensor)
-        )
+        numbers: set[int] = set()
+        for tensor in tensors:
+            if not is_lazy(tensor):
+                numbers.update(self.of(tensor))
+        return frozenset(numbers)
 
     def _number(self, storage: torch.UntypedStorage) -> int:
         number = self._numbers.get(storage)
@@ -91,7 +95,9 @@ class RecordedReference(HandleByReference):
         self.number = number
         self.recorder = recorder
         made_by = value.grad_fn
-        self.maker = None if made_by is None else (made_by.name(), sequence_number(made_by))
+        self.maker: tuple[str, int] | None = None
+        if made_by is not None:
+            self.maker = made_by.name(), sequence_number(made_by)
 
     def __del__(self) -> None:
         """Record the release of the tensor."""
@@ -119,7 +125,8 @@ class SaveRecorder:
         self.calls = ModuleCalls(self._storages.of, shield=shield)
         self.timeline = SaveTimeline()
         self.drafts: list[SavedTensor] = []
-        self._find, self._least = find, least
+        self._find = find
+        self._least = least
         self._parameters: frozenset[int] = frozenset()
         self._buffers: frozenset[int] = frozenset()
         self._inputs: frozenset[int] = frozenset()
@@ -150,7 +157,10 @@ class SaveRecorder:
         return held
 
     def unpack(self, held: RecordedReference) -> Tensor:
-        """Return the tensor; in a backward pass, the running node is the one that saved it, and is recorded."""
+        """Return the tensor.
+
+        In a backward pass, the running node is the one that saved it, and is recorded.
+        """
         if self.drafts[held.number].node is None and in_backward():
             node = current_node()
             if node is not None:
@@ -173,10 +183,16 @@ class SaveRecorder:
             weakref.finalize(part.untyped_storage(), self.timeline.released, number).atexit = False
 
     def beside(self, owner: Any, place: object = None) -> None:  # noqa: ARG002
-        """Record the tensors that a checkpoint holds without saving them, given its frame or context; once for each."""
+        """Record the tensors that a checkpoint holds without saving them, once.
+
+        Args:
+            owner: The checkpoint's frame or context.
+            place: Not needed.
+        """
         known = self._checkpoints.get(id(owner))
         if known is not None and known() is owner:
             return
+
         for name, packed in saved_arguments(owner):
             if isinstance(packed, RecordedReference) and packed.recorder is self:
                 self._learn(packed.number, node="checkpoint", field=name)
@@ -187,6 +203,7 @@ class SaveRecorder:
             self._learn(number, node="checkpoint", field=name)
             self.timeline.saved(number)
             numbers.append(number)
+
         timeline = self.timeline
 
         def gone(_: object) -> None:
@@ -201,7 +218,8 @@ class SaveRecorder:
         """Record every node behind some results, and every checkpoint."""
         for node in behind(tensor.grad_fn for tensor in made):
             self._record_node(node)
-            if (owner := owner_behind(node)) is not None:
+            owner = owner_behind(node)
+            if owner is not None:
                 self.beside(owner)
 
     def _record_node(self, node: Node) -> None:
@@ -220,9 +238,11 @@ class SaveRecorder:
         storages = self._storages.of(value)
         held = sum(self._storages.sizes[storage] for storage in storages)
         size = held
-        if value.layout == torch.strided:
+        strided = value.layout == torch.strided
+        if strided:
             size = value.numel() * value.element_size()
-        plain = type(value) in (Tensor, Parameter) and value.layout == torch.strided
+
+        plain = type(value) in (Tensor, Parameter) and strided
         draft = SavedTensor(
             number,
             *span,
@@ -292,7 +312,9 @@ class SaveRecorder:
                 return "parameter"
             if not self._buffers.isdisjoint(draft.storages):
                 return "buffer"
-            return draft.origin if inputs.isdisjoint(draft.storages) else "input"
+            if not inputs.isdisjoint(draft.storages):
+                return "input"
+            return draft.origin
 
         def counted(number: int) -> list[tuple[int, int]]:
             if number in outlived:
@@ -304,11 +326,19 @@ class SaveRecorder:
             draft = self.drafts[number]
             dtype = str(draft.dtype).removeprefix("torch.")
             return TensorKind(
-                draft.path, draft.node, draft.field, draft.shape, dtype, origin(draft), draft.line
+                path=draft.path,
+                node=draft.node,
+                field=draft.field,
+                shape=draft.shape,
+                dtype=dtype,
+                origin=origin(draft),
+                line=draft.line,
             )
 
         course = over_step(self.timeline, counted, kind)
-        alive = self.timeline.alive(course.peak_at if moment is None else moment)
+        if moment is None:
+            moment = course.peak_at
+        alive = self.timeline.alive(moment)
         drafts = [self.drafts[number] for number in alive]
         sharers: dict[int, set[int]] = {}
         for draft in drafts:
@@ -319,11 +349,16 @@ class SaveRecorder:
         for draft in drafts:
             found = origin(draft)
             movable = draft.movable and found == "made" and draft.held >= self._least
-            others = set().union(*(sharers[storage] for storage in draft.storages))
-            shared = tuple(sorted(others - {draft.number}))
-            items.append(replace(draft, origin=found, movable=movable, shared=shared))
+            others: set[int] = set()
+            for storage in draft.storages:
+                others |= sharers[storage]
+            others.discard(draft.number)
+            items.append(
+                replace(draft, origin=found, movable=movable, shared=tuple(sorted(others)))
+            )
 
-        given = self.calls.given if given is None else given
+        if given is None:
+            given = self.calls.given
         there = resident | inputs
         passed = {path: frozenset(numbers) - there for path, numbers in given.items()}
         return SavedTensors(items, passed, list(sizes), course, roots)
@@ -332,4 +367,6 @@ class SaveRecorder:
 def _held_in(saved: Any) -> Any:
     """Return the handle behind a node's saved tensor; None if it is not a `RecordedReference`."""
     packed = packed_of(saved.data)
-    return packed if isinstance(packed, RecordedReference) else None
+    if isinstance(packed, RecordedReference):
+        return packed
+    return None

@@ -23,21 +23,24 @@ from kedge.store.saved_account import (
 )
 from kedge.torch_internals.source_lines import SourceLine
 
-MOST_ITEMS, MOST_LINES = 20, 50
+MOST_ITEMS = 20
+MOST_LINES = 50
 UNKNOWN = "(unknown)"
 _NOTHING = (
-    "autograd saved nothing: none of the operations needs a tensor for its backward, none of their "
-    "inputs requires grad, or they ran under torch.no_grad"
+    "autograd saved nothing: none of the operations needs a tensor for its backward, "
+    "none of their inputs requires grad, or they ran under torch.no_grad"
 )
 _GRADIENTS_WERE_OFF = (
-    "Gradients are off where kedge.saved was called, so a call there saves none of this: these are the tensors of a call "
-    "with gradients on."
+    "Gradients are off where kedge.saved was called, so a call there saves none of this: "
+    "these are the tensors of a call with gradients on."
 )
 
 Origin = Literal["parameter", "buffer", "input", "made", "recomputed"]
 
-_BLOCK, _SCALE = 256, 4
-"""The numbers that share a scale in 8 bits, and the scale's bytes."""
+_BLOCK = 256
+"""The numbers that share a scale in 8 bits."""
+_SCALE = 4
+"""The bytes of that scale."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,15 @@ class SavedTensor:
 
     @property
     def storage(self) -> int | None:
-        """The number of its storage; the first one if it consists of several tensors; None without a storage."""
-        return self.storages[0] if self.storages else None
+        """The number of its storage, the first one of several; None without a storage."""
+        return next(iter(self.storages), None)
 
     @property
     def line(self) -> str | None:
         """The file and line of the program that saved it; None if none was running."""
-        return None if self.source is None else f"{self.source.file}:{self.source.line}"
+        if self.source is None:
+            return None
+        return f"{self.source.file}:{self.source.line}"
 
     @property
     def counts(self) -> bool:
@@ -108,7 +113,9 @@ class SavedTensor:
     @property
     def rebuild(self) -> int:
         """The bytes that rebuilding it frees."""
-        return max(self.held - self.extra, 0) if self.rule is not None and self.counts else 0
+        if self.rule is None or not self.counts:
+            return 0
+        return max(self.held - self.extra, 0)
 
     @property
     def offload(self) -> int:
@@ -117,20 +124,37 @@ class SavedTensor:
 
     def compressed(self, bits: Literal[8, 16]) -> int:
         """Return the bytes that storing it in floats of so many bits frees."""
-        if not (self.movable and self.dtype.is_floating_point) or self.dtype.itemsize * 8 <= bits:
+        itemsize = self.dtype.itemsize
+        if not self.movable or not self.dtype.is_floating_point or itemsize * 8 <= bits:
             return 0
-        numbers = self.held // self.dtype.itemsize
-        scales = math.ceil(numbers / _BLOCK) * _SCALE if bits == 8 else 0
-        return max(self.held - numbers * (bits // 8) - scales, 0)
+
+        numbers = self.held // itemsize
+        coded = numbers * (bits // 8)
+        if bits == 8:
+            coded += math.ceil(numbers / _BLOCK) * _SCALE
+        return max(self.held - coded, 0)
 
     def entry(self) -> dict[str, Any]:
         """Return the description as a recording stores it."""
         return {
-            "path": self.path, "call": self.call, "node": self.node, "field": self.field, "shape": list(self.shape),
-            "dtype": str(self.dtype).removeprefix("torch."), "device": str(self.device), "bytes": self.bytes,
-            "storage": self.storage, "held": self.held, "origin": self.origin, "alias": self.alias, "output": self.output,
-            "shared": len(self.shared), "line": self.line, "rule": self.rule, "movable": self.movable,
-        }  # fmt: skip
+            "path": self.path,
+            "call": self.call,
+            "node": self.node,
+            "field": self.field,
+            "shape": list(self.shape),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": str(self.device),
+            "bytes": self.bytes,
+            "storage": self.storage,
+            "held": self.held,
+            "origin": self.origin,
+            "alias": self.alias,
+            "output": self.output,
+            "shared": len(self.shared),
+            "line": self.line,
+            "rule": self.rule,
+            "movable": self.movable,
+        }
 
 
 class SavedTensors(notebook.Printed):
@@ -162,7 +186,9 @@ class SavedTensors(notebook.Printed):
         self.items = tuple(items)
         self.timeline = followed
         self.gradients_were_off = False
-        self._given, self._sizes, self._roots = given, sizes, roots
+        self._given = given
+        self._sizes = sizes
+        self._roots = roots
         self._charged = _charged(self.items, sizes)
 
     @property
@@ -173,7 +199,11 @@ class SavedTensors(notebook.Printed):
     @property
     def parameters(self) -> int:
         """Bytes of saved parameters and buffers, each storage once; in memory in any case."""
-        return self._bytes({s for item in self.items if not item.counts for s in item.storages})
+        storages: set[int] = set()
+        for item in self.items:
+            if not item.counts:
+                storages.update(item.storages)
+        return self._bytes(storages)
 
     @property
     def inputs(self) -> int:
@@ -204,8 +234,10 @@ class SavedTensors(notebook.Printed):
         lines = []
         for items in saved_by.values():
             line = LineSums()
-            if (source := items[0].source) is not None:
+            source = items[0].source
+            if source is not None:
                 line = LineSums(source.file, source.line, source.function, source.text)
+
             sums = self._sums(None, items)
             line = replace(
                 line,
@@ -215,47 +247,52 @@ class SavedTensors(notebook.Printed):
                 rebuild=sums.rebuild,
             )
             lines.append(line)
+
         return tuple(sorted(lines, key=lambda line: -line.bytes))
 
     def by_operation(self) -> tuple[Sums, ...]:
-        """Return the sums by the operation that needs the tensors and its name for them, in the order of the data.
+        """Return the sums by the operation that needs the tensors and its name for them.
 
-        The path of each is PyTorch's name of the node, and in brackets that of the tensor:
-        ``ExpBackward0 (result)``.
+        They are in the order of the data. The path of each is PyTorch's name of the node, and in
+        brackets that of the tensor: ``ExpBackward0 (result)``.
         """
         needed: dict[str, list[SavedTensor]] = {}
         for item in self.items:
-            name = f"{item.node} ({item.field})" if item.node else UNKNOWN
+            name = UNKNOWN
+            if item.node:
+                name = f"{item.node} ({item.field})"
             needed.setdefault(name, []).append(item)
         return tuple(self._sums(name, items) for name, items in needed.items())
 
     def account(self) -> SavedAccount:
         """Return all sums, and the largest tensors."""
-        largest = sorted(
-            (item for item in self._charged.values() if item.counts), key=lambda item: -item.held
-        )
+        counted = [item for item in self._charged.values() if item.counts]
+        counted.sort(key=lambda item: -item.held)
+        modules = [sums for sums in self.by_module() if sums.bytes]
+        largest = [item.entry() for item in counted[:MOST_ITEMS]]
         return SavedAccount(
             total=self.total,
             parameters=self.parameters,
             inputs=self.inputs,
-            modules=tuple(sums for sums in self.by_module() if sums.bytes),
+            modules=tuple(modules),
             tree=self.by_module(inner=True),
             lines=self.by_line()[:MOST_LINES],
-            items=tuple(item.entry() for item in largest[:MOST_ITEMS]),
+            items=tuple(largest),
             course=self.timeline,
         )
 
     def flame(self) -> StepMemory:
-        """Return the memory over the call as a picture: a timeline, and a flame graph of modules, operations and tensors.
+        """Return the memory over the call as a picture.
 
-        A notebook shows it; ``print`` draws it as text, and its ``save("memory.html")`` writes a
-        page.
+        It has a timeline, and a flame graph of modules, operations and tensors. A notebook shows
+        it; ``print`` draws it as text, and its ``save("memory.html")`` writes a page.
         """
         return StepMemory(self.timeline, self.parameters)
 
     def __str__(self) -> str:
         """The tables as text."""
-        return "\n\n".join("\n".join(_aligned(section)) for section in _tables(self)) or _NOTHING
+        tables = ["\n".join(_aligned(section)) for section in _tables(self)]
+        return "\n\n".join(tables) or _NOTHING
 
     def _repr_html_(self) -> str:
         """The tables for a notebook."""
@@ -275,13 +312,17 @@ class SavedTensors(notebook.Printed):
         )
 
     def _tree(self) -> Iterator[Sums]:
-        """Yield the sums of each module with the modules in it; a module comes before its inner modules."""
+        """Yield the sums of each module with the modules in it, a module before its inner ones."""
         inside: dict[str | None, list[SavedTensor]] = {}
         for item in self.items:
             for path in _holders(item.path, self._roots):
                 inside.setdefault(path, []).append(item)
-        ordered = sorted(inside.items(), key=lambda each: (each[1][0].number, len(each[0] or "")))
-        for path, items in ordered:
+
+        def place(path: str | None) -> tuple[int, int]:
+            return inside[path][0].number, len(path or "")
+
+        for path in sorted(inside, key=place):
+            items = inside[path]
             sums = self._sums(path, items)
             # A list of modules is not called, and was given nothing.
             if path is not None and path in self._given and path not in self._roots:
@@ -292,13 +333,14 @@ class SavedTensors(notebook.Printed):
         """Return the bytes that a checkpoint around a module frees; see Note [What a remedy frees]."""
         inside = {item.number for item in items}
         given = self._given[path]
-        freed = {
-            storage
-            for item in items
-            if item.origin == "made" and inside.issuperset(item.shared)
-            for storage in item.storages
-        }
-        held = {storage for item in self.items for storage in item.storages}
+        freed: set[int] = set()
+        for item in items:
+            if item.origin == "made" and inside.issuperset(item.shared):
+                freed.update(item.storages)
+
+        held: set[int] = set()
+        for item in self.items:
+            held.update(item.storages)
         return max(self._bytes(freed - given) - self._bytes(given - held), 0)
 
     def _bytes(self, storages: Iterable[int]) -> int:
@@ -306,7 +348,7 @@ class SavedTensors(notebook.Printed):
 
 
 def _tables(saved: SavedTensors) -> Iterator[TextTable]:
-    """Yield the tables: by module, or by operation if no module was running; none if nothing was saved."""
+    """Yield the tables: by module, or by operation if no module was running."""
     if not saved.items:
         return
     totals, modules, lines = sections(saved.account())
@@ -318,7 +360,9 @@ def _tables(saved: SavedTensors) -> Iterator[TextTable]:
 
 
 def _charged(items: Sequence[SavedTensor], sizes: Sequence[int]) -> dict[int, SavedTensor]:
-    """Return the items charged for storages: each storage for its first item, with the first rule that rebuilds one on it.
+    """Return the items charged for storages.
+
+    Each storage is charged for its first item, with the first rule that rebuilds one on it.
 
     Returns:
         The items that bear a storage, by their numbers, each with the bytes of its storages.
@@ -326,17 +370,21 @@ def _charged(items: Sequence[SavedTensor], sizes: Sequence[int]) -> dict[int, Sa
     bearers: dict[int, SavedTensor] = {}
     rules: dict[int, tuple[str, int]] = {}
     for item in items:
-        for storage in item.storages if item.counts else ():
+        if not item.counts:
+            continue
+        for storage in item.storages:
             bearers.setdefault(storage, item)
             if item.rule is not None:
                 rules.setdefault(storage, (item.rule, item.extra))
+
     borne: dict[int, list[int]] = {}
     for storage, item in bearers.items():
         borne.setdefault(item.number, []).append(storage)
 
     charged = {}
     for item in items:
-        if own := borne.get(item.number):
+        own = borne.get(item.number)
+        if own:
             rule, extra = rules.get(own[0], (None, 0))
             held = sum(sizes[storage] for storage in own)
             charged[item.number] = replace(item, held=held, rule=rule, extra=extra)
@@ -347,21 +395,24 @@ def _holders(path: str | None, roots: Sequence[str]) -> list[str | None]:
     """Return a path and the paths of all modules around it, the model's own among them."""
     if path is None:
         return [None]
-    names = path.split(".") if path else []
-    paths: list[str | None] = ["", *(".".join(names[: end + 1]) for end in range(len(names)))]
+    paths: list[str | None] = [""]
+    if path:
+        names = path.split(".")
+        paths += [".".join(names[:end]) for end in range(1, len(names) + 1)]
+
     begins = [at for at, each in enumerate(paths) if each in roots]
-    return paths[begins[-1] :] if begins else paths
+    if begins:
+        return paths[begins[-1] :]
+    return paths
 
 
 def _aligned(section: TextTable) -> Iterator[str]:
     """The lines of a table in plain text."""
     lines: list[tuple[str, ...]] = [section.columns, *section.rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(section.columns))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        cells = [
-            line[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
-        ]
+        cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
+        cells[0] = line[0].ljust(widths[0])
         if section.columns[-1] == WORDS:
             cells[-1] = line[-1]
         yield "  ".join(cells).rstrip()

@@ -16,6 +16,7 @@ with a smaller peak still comes back within half that number.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -25,12 +26,16 @@ from torch import Tensor
 from kedge.offload.codecs.layout import flatten, restore
 
 BLOCK = 256
-_AT_ONCE, _AT_ONCE_FARTHER = 1 << 10, 1 << 16
-"""Blocks encoded at once: as many as fit into a CPU's caches, or fill a GPU; this also bounds the memory that encoding takes."""
+_AT_ONCE = 1 << 10
+"""Blocks encoded at once on a CPU: as many as fit into its caches."""
+_AT_ONCE_FARTHER = 1 << 16
+"""Blocks encoded at once on a device: as many as fill it; this bounds the memory that it takes."""
 
 
 class Blockwise:
-    """The base of both codecs: cuts into blocks, scales, and puts scales and codes into one row of bytes.
+    """The base of both codecs.
+
+    It cuts into blocks, scales, and puts scales and codes into one row of bytes.
 
     Attributes:
         code: The dtype of a code.
@@ -45,38 +50,40 @@ class Blockwise:
     top_beside: float
 
     def encode(self, value: Tensor) -> tuple[Tensor, Any] | None:
-        """Return scales and codes; None unless the tensor has at least a block of floats of at least 16 bits."""
+        """Return scales and codes.
+
+        Returns:
+            None unless the tensor has at least a block of floats of at least 16 bits.
+        """
         if not value.is_floating_point() or value.element_size() < 2 or value.numel() < BLOCK:
             return None
         found = flatten(value.detach())
         if found is None:
             return None
+
         flat, layout = found
         work = torch.float64 if flat.dtype is torch.float64 else torch.float32
-        count = -(-len(flat) // BLOCK)
-        kept = torch.empty(count * work.itemsize + len(flat), dtype=torch.uint8, device=flat.device)
+        count = _blocks_of(len(flat))
+        size = count * work.itemsize + len(flat)
+        kept = torch.empty(size, dtype=torch.uint8, device=flat.device)
         scales, codes = _parts(kept, count, work, self.code)
-        for first, last, whole in _pieces(len(flat), flat.device.type):
-            piece = flat[first:last].to(work)
-            self._scale(
-                piece.view(-1, BLOCK) if whole else piece.view(1, -1),
-                scales[first // BLOCK : -(-last // BLOCK)],
-                codes[first:last],
-            )
+
+        for first, last, row in _pieces(len(flat), flat.device.type):
+            blocks = flat[first:last].to(work).view(-1, row)
+            self._scale(blocks, scales[first // BLOCK : _blocks_of(last)], codes[first:last])
         return kept, (layout, work)
 
     def decode(self, kept: Tensor, extra: Any) -> Tensor:
         """Return the codes multiplied by their scales, in the layout of the encoded tensor."""
         layout, work = extra
         size = math.prod(layout.stored)
-        scales, codes = _parts(kept, -(-size // BLOCK), work, self.code)
+        scales, codes = _parts(kept, _blocks_of(size), work, self.code)
         flat = torch.empty(size, dtype=layout.dtype, device=kept.device)
-        for first, last, whole in _pieces(size, kept.device.type):
-            row = BLOCK if whole else last - first
+
+        for first, last, row in _pieces(size, kept.device.type):
             values = self._widen(codes[first:last].view(-1, row), work)
-            flat[first:last].view(-1, row).copy_(
-                self._unscale(values, scales[first // BLOCK : -(-last // BLOCK)])
-            )
+            values = self._unscale(values, scales[first // BLOCK : _blocks_of(last)])
+            flat[first:last].view(-1, row).copy_(values)
         return restore(flat, layout)
 
     def _scale(self, blocks: Tensor, scales: Tensor, codes: Tensor) -> None:
@@ -86,8 +93,10 @@ class Blockwise:
         if blocks.device.type == "cpu" and bool(finite.all()):
             scale = _scale_of(peak / self.top)
             scales.copy_(scale)
-            codes.copy_(self._round(torch.div(blocks, scale.unsqueeze(1), out=room)).view(-1))
+            scaled = torch.div(blocks, scale.unsqueeze(1), out=room)
+            codes.copy_(self._round(scaled).view(-1))
             return
+
         # From here on blocks are not finite, or may not be; see Note [Non-finite blocks].
         tame = blocks.nan_to_num(0, 0, 0)
         top = torch.where(finite, self.top, self.top_beside).to(peak.dtype)
@@ -101,11 +110,11 @@ class Blockwise:
         beside = scales < 0
         if values.device.type == "cpu" and not bool(beside.any()):
             return values.mul_(scales.unsqueeze(1))
+
         result = values * scales.abs().unsqueeze(1)
         beside = beside.unsqueeze(1)
-        result = torch.where(
-            beside & (values.abs() == self.top), values.sign() * float("inf"), result
-        )
+        infinite = beside & (values.abs() == self.top)
+        result = torch.where(infinite, values.sign() * float("inf"), result)
         return torch.where(beside & self._marked(values), float("nan"), result)
 
     def _widen(self, codes: Tensor, work: torch.dtype) -> Tensor:
@@ -122,10 +131,10 @@ class Blockwise:
 
 
 class Int8(Blockwise):
-    """Rounding to 255 even steps: the error is at most 1/254 of the largest magnitude in the block of 256.
+    """Rounding to 255 even steps.
 
-    NaN and infinities come back as they are; beside one, the error is at most 1/252 of the largest
-    finite magnitude.
+    The error is at most 1/254 of the largest magnitude in the block of 256. NaN and infinities come
+    back as they are; beside one, the error is at most 1/252 of the largest finite magnitude.
     """
 
     name = "int8"
@@ -144,10 +153,10 @@ class Int8(Blockwise):
 
 
 class Fp8(Blockwise):
-    """Rounding to float8 (4 bits of exponent, 3 of mantissa): the error is at most 1/16 of each value.
+    """Rounding to float8: 4 bits of exponent, 3 of mantissa.
 
-    Values below 1/28672 of the largest in the block of 256 have an error of at most 1/458752 of it
-    instead. NaN and infinities come back as they are.
+    The error is at most 1/16 of each value. Values below 1/28672 of the largest in the block of 256
+    have an error of at most 1/458752 of it instead. NaN and infinities come back as they are.
     """
 
     name = "fp8"
@@ -178,18 +187,28 @@ def _values() -> Tensor:
         return torch.arange(256, dtype=torch.uint8).view(Fp8.code).float()
 
 
+def _blocks_of(size: int) -> int:
+    """Return the number of blocks of so many elements; the last one may be shorter."""
+    return -(-size // BLOCK)
+
+
 def _parts(kept: Tensor, count: int, work: torch.dtype, code: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the scales and the codes in a row of bytes; the scales come first, so that they are aligned."""
+    """Return the scales and the codes in a row of bytes; the scales are first, to be aligned."""
     split = count * work.itemsize
     return kept[:split].view(work), kept[split:].view(code)
 
 
-def _pieces(size: int, kind: str) -> list[tuple[int, int, bool]]:
-    """Return pieces of whole blocks (first, last, True), and a last piece with the rest (..., False), smaller than a block."""
-    step = (_AT_ONCE if kind == "cpu" else _AT_ONCE_FARTHER) * BLOCK
+def _pieces(size: int, kind: str) -> Iterator[tuple[int, int, int]]:
+    """Yield first and last element of each piece, and the elements of a block in it.
+
+    Only the last piece may have fewer than `BLOCK`: it is the rest, smaller than a block.
+    """
+    step = _AT_ONCE * BLOCK if kind == "cpu" else _AT_ONCE_FARTHER * BLOCK
     whole = size // BLOCK * BLOCK
-    pieces = [(first, min(first + step, whole), True) for first in range(0, whole, step)]
-    return pieces if whole == size else [*pieces, (whole, size, False)]
+    for first in range(0, whole, step):
+        yield first, min(first + step, whole), BLOCK
+    if whole < size:
+        yield whole, size, size - whole
 
 
 def _scale_of(ratio: Tensor) -> Tensor:

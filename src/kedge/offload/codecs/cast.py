@@ -22,7 +22,11 @@ class Bf16:
     exact: bool = False
 
     def encode(self, value: Tensor) -> tuple[Tensor, Any] | None:
-        """Return the bytes in bfloat16, and the layout; None unless the tensor is float32 and not empty."""
+        """Return the bytes in bfloat16, and the layout.
+
+        Returns:
+            None unless the tensor is float32 and not empty.
+        """
         if value.dtype is not torch.float32 or not value.numel():
             return None
         found = flatten(value.detach())

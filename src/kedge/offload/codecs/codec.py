@@ -26,4 +26,7 @@ class Codec(Protocol):
         """
 
     def decode(self, kept: Tensor, extra: Any) -> Tensor:
-        """Return a tensor with the shape, dtype, device and strides of the encoded one, in memory of its own."""
+        """Return a tensor in memory of its own, laid out as the encoded one.
+
+        It has the same shape, dtype, device and strides.
+        """

@@ -1,4 +1,7 @@
-"""The layout of a tensor's elements: codecs encode them in the order of memory, and restore all strides."""
+"""The layout of a tensor's elements.
+
+Codecs encode them in the order of memory, and restore all strides.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,22 @@ class ElementLayout(NamedTuple):
     @property
     def stored(self) -> tuple[int, ...]:
         """The shape to store: with 1 for each expanded dimension."""
-        return tuple(1 if step == 0 else n for n, step in zip(self.size, self.stride, strict=True))
+        sizes = list(self.size)
+        for d, step in enumerate(self.stride):
+            if step == 0:
+                sizes[d] = 1
+        return tuple(sizes)
 
     def order(self) -> tuple[list[int], list[int]]:
-        """Return the dimensions of more than one stored element, from the largest stride to the smallest; and the others."""
+        """Return the dimensions of more than one stored element, and the others.
+
+        The former go from the largest stride to the smallest.
+        """
         stored = self.stored
         several = [d for d, n in enumerate(stored) if n > 1]
-        return sorted(several, key=lambda d: -self.stride[d]), [
-            d for d, n in enumerate(stored) if n <= 1
-        ]
+        others = [d for d, n in enumerate(stored) if n <= 1]
+        several.sort(key=lambda d: -self.stride[d])
+        return several, others
 
 
 def flatten(value: Tensor) -> tuple[Tensor, ElementLayout] | None:
@@ -51,21 +61,28 @@ def flatten(value: Tensor) -> tuple[Tensor, ElementLayout] | None:
         if layout.stride[d] < reach:
             return None
         reach += layout.stride[d] * (layout.size[d] - 1)
-    return value.as_strided(layout.stored, layout.stride).permute(order + rest).reshape(-1), layout
+
+    once = value.as_strided(layout.stored, layout.stride)
+    return once.permute(order + rest).reshape(-1), layout
 
 
 def restore(flat: Tensor, layout: ElementLayout) -> Tensor:
-    """Return elements where they lay, in their dtype: an alias of `flat` if it has that dtype and there are no gaps."""
+    """Return elements where they lay, in their dtype.
+
+    This is an alias of `flat` if it has that dtype and there are no gaps.
+    """
     stored = layout.stored
     order, rest = layout.order()
     flat = flat.to(layout.dtype)
     if _is_dense(stored, layout.stride, order):
         return flat.as_strided(layout.size, layout.stride)
+
     # Room for everything between the first element and the last.
     room = 1 + sum((n - 1) * step for n, step in zip(stored, layout.stride, strict=True))
     whole = flat.new_zeros(room)
     ordered = [stored[d] for d in order + rest]
-    whole.as_strided(stored, layout.stride).permute(order + rest).copy_(flat.view(ordered))
+    target = whole.as_strided(stored, layout.stride).permute(order + rest)
+    target.copy_(flat.view(ordered))
     return whole.as_strided(layout.size, layout.stride)
 
 

@@ -13,7 +13,7 @@ import itertools
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -45,7 +45,10 @@ _ENCODES = (Choice.ALL, Choice.COMPRESS)
 _MOVES = (Choice.ALL, Choice.MOVE, Choice.COMPRESS)
 _FILLING = frozenset({"rrelu", "rrelu_", "rrelu_with_noise", "rrelu_with_noise_"})
 _BETWEEN = frozenset({"__torch_function__", "__call__"})
-"""Functions that may lie between Kedge and the call: a mode, or an overload, calls the operation for the program."""
+"""Functions that may lie between Kedge and the call.
+
+A mode, or an overload, calls the operation for the program.
+"""
 
 
 class Engine:
@@ -58,7 +61,8 @@ class Engine:
 
     def __init__(self, policy: Policy, model: nn.Module) -> None:
         self.account = OffloadAccount()
-        self.account.plan = policy.planner.shown if policy.planner is not None else None
+        if policy.planner is not None:
+            self.account.plan = policy.planner.shown
         self.work_by(policy)
         self._known = KnownStorages(model, StorageEntries(RecentlyRestored(_ROOM)), self.account)
         self._recipes = ProvenRecipes(self.account.dropped)
@@ -68,8 +72,12 @@ class Engine:
 
     def work_by(self, policy: Policy) -> None:
         """Set the policy from now on."""
-        self.policy, self._least = policy, policy.least
-        self._takes = functools.cache(_nowhere if policy.store is None else policy.store.takes)
+        self.policy = policy
+        self._least = policy.least
+        takes: Callable[[torch.device], bool] = _nowhere
+        if policy.store is not None:
+            takes = policy.store.takes
+        self._takes = functools.cache(takes)
 
     def begin(self, inputs: Any) -> None:
         """Called when the model is called, with its inputs; see Note [Steps]."""
@@ -77,12 +85,16 @@ class Engine:
         self._steps.begin()
 
     def pack(self, value: Tensor, place: SavingPlace) -> PartOfEntry | KeptByReference:
-        """Return the handle that replaces a saved tensor; a `KeptByReference` leaves the tensor in memory."""
+        """Return the handle that replaces a saved tensor.
+
+        A `KeptByReference` leaves the tensor in memory.
+        """
         steps = self._steps
         if steps.called or steps.step.read:  # rarely
             self._advance(place)
         call = steps.step.latest() or steps.step.call()
         row: ModuleAccount = place.spot.gate or self._row(place)
+
         try:
             nbytes = value.nbytes
         except RuntimeError:  # of a sparse tensor
@@ -93,18 +105,21 @@ class Engine:
             small.number += 1
             small.bytes += nbytes
             return KeptByReference(value, call)
+
         outcome = self._decide(value, place, row)
-        held, packed = outcome.held, None
+        held = outcome.held
+        packed = None
         if isinstance(held, StorageEntry):
             packed = PartOfEntry(held, value, call)
         row.book(outcome)
         if outcome.chosen and self.policy.planner is not None:
             self.policy.planner.took(outcome)
-        if packed is None:
-            return KeptByReference(
-                value, KeptReader(call, held) if isinstance(held, KeptStorage) else call
-            )
-        return packed
+
+        if packed is not None:
+            return packed
+        if isinstance(held, KeptStorage):
+            return KeptByReference(value, KeptReader(call, held))
+        return KeptByReference(value, call)
 
     def unpack(self, packed: PartOfEntry) -> Tensor:
         """Return the tensor that a handle from `pack` replaced."""
@@ -124,13 +139,17 @@ class Engine:
         self.account.checkpointed += place.selected
 
     def _decide(self, value: Tensor, place: SavingPlace, row: ModuleAccount) -> Outcome:
-        """Return the outcome of a tensor; if its storage is new in this step, choose an outcome and carry it out."""
+        """Return the outcome of a tensor.
+
+        If its storage is new in this step, choose an outcome and carry it out.
+        """
         if not place.selected:
             return Outcome("kept", "excluded", value.nbytes)
         if _is_unknown(value):
             return Outcome("kept", "unknown", value.nbytes)
         if len(self.account.seen) > _REMEMBERED:
             self._forget()
+
         storage = value.untyped_storage()
         number = identity_of(storage)
         why = self._known.of_model.why(value, number)
@@ -143,88 +162,93 @@ class Engine:
 
     def _take(self, value: Tensor, number: int, path: str | None, row: ModuleAccount) -> Outcome:
         """Rebuild a tensor if that is chosen and a rule applies; otherwise encode, move or keep it."""
-        policy, choice = self.policy, Choice.ALL
+        policy = self.policy
+        known = self._known
         index, nth = self._numbers.following(path, self._steps.step.calls)
+        choice = Choice.ALL
         if policy.planner is not None:
             choice = policy.planner.choose(path, index, taken_bytes(value))
-        if policy.find is not None and choice in _REBUILDS:
-            known = self._known
-            recipe = self._recipes.find(
-                policy.find, value, (path, nth), lasting=known.of_model.lasting
-            )
-            if recipe is not None:
-                entry = StorageEntry(
-                    known.entries, number, Rebuilt(recipe), value, digest(value, alone=False), row
-                )
-                storage, extra = value.untyped_storage(), recipe.nbytes
-                return Outcome(
-                    "rebuilt",
-                    recipe.rule,
-                    value.nbytes,
-                    storage,
-                    number,
-                    entry,
-                    chosen=True,
-                    extra=extra,
-                )
-        return self._put_away(value, number, choice, row)
+        if policy.find is None or choice not in _REBUILDS:
+            return self._put_away(value, number, choice, row)
+
+        lasting = known.of_model.lasting
+        recipe = self._recipes.find(policy.find, value, (path, nth), lasting=lasting)
+        if recipe is None:
+            return self._put_away(value, number, choice, row)
+        found = digest(value, alone=False)
+        entry = StorageEntry(known.entries, number, Rebuilt(recipe), value, found, row)
+        return Outcome(
+            "rebuilt",
+            recipe.rule,
+            value.nbytes,
+            value.untyped_storage(),
+            number,
+            entry,
+            chosen=True,
+            extra=recipe.nbytes,
+        )
 
     def _put_away(self, value: Tensor, number: int, choice: Choice, row: ModuleAccount) -> Outcome:
         """Encode or move a tensor; keep it if neither is chosen or possible."""
-        policy, known, storage = self.policy, self._known, value.untyped_storage()
-        alone, begun = is_alone(value), time.perf_counter()
-        store = policy.store if choice in _MOVES and self._takes(value.device) else None
+        policy = self.policy
+        known = self._known
+        storage = value.untyped_storage()
+        alone = is_alone(value)
+        begun = time.perf_counter()
+        store = None
+        if choice in _MOVES and self._takes(value.device):
+            store = policy.store
+
         source: Coded | Moved | None = None
-        sums, why = None, ""
+        found = None
+        why = ""
         try:
             if policy.codec is not None and choice in _ENCODES:
                 source = encode(store, policy.codec, value, alone=alone)
             if source is None and store is not None:
                 taken = take(value, alone=alone)
-                source, sums = Moved(store.put(taken.data), taken.layout), taken.digest
+                source = Moved(store.put(taken.data), taken.layout)
+                found = taken.digest
         except FULL as failure:
             self._warn(failure)
             why = "failed"
+
         if source is None:
             nbytes = value.nbytes if alone else storage.nbytes()
-            kept = known.kept.begin(nbytes, None if alone else number)
-            return Outcome(
-                "kept",
-                why or policy.why_kept(choice),
-                value.nbytes,
-                storage,
-                number,
-                kept,
-                chosen=True,
-            )
-        seconds, key = time.perf_counter() - begun, own_key(value, number) if alone else number
-        entry = StorageEntry(
-            known.entries, key, source, value, sums or digest(value, alone=alone), row
-        )
-        where = "memory" if store is None else store.name
-        stored = source.slot.nbytes
+            shared = None if alone else number
+            kept = known.kept.begin(nbytes, shared)
+            why = why or policy.why_kept(choice)
+            return Outcome("kept", why, value.nbytes, storage, number, kept, chosen=True)
+
+        seconds = time.perf_counter() - begun
+        key = own_key(value, number) if alone else number
+        if found is None:
+            found = digest(value, alone=alone)
+        entry = StorageEntry(known.entries, key, source, value, found, row)
         return Outcome(
             "moved",
-            where,
+            "memory" if store is None else store.name,
             value.nbytes,
             storage,
             number,
             entry,
-            True,
-            stored=stored,
+            chosen=True,
+            stored=source.slot.nbytes,
             seconds=seconds,
         )
 
     def _warn(self, failure: BaseException) -> None:
-        if not self._warned:
-            self._warned = True
-            warn(
-                OffloadFailed(
-                    f"a saved tensor could not be moved and stays in memory ({type(failure).__name__}: {failure}); "
-                    "gradients are correct, but this memory is not freed. The account counts each such tensor; this "
-                    "warning appears once."
-                )
+        if self._warned:
+            return
+        self._warned = True
+        error = f"{type(failure).__name__}: {failure}"
+        warn(
+            OffloadFailed(
+                f"a saved tensor could not be moved and stays in memory ({error}); "
+                "gradients are correct, but this memory is not freed. "
+                "The account counts each such tensor; this warning appears once."
             )
+        )
 
     def _forget(self) -> None:
         """Forget the storages of this step; this bounds memory in programs whose steps never end."""
@@ -254,7 +278,10 @@ class TensorNumbers:
         self._in_call: defaultdict[str | None, Iterator[int]] = defaultdict(itertools.count)
 
     def following(self, path: str | None, calls: int) -> tuple[int, int]:
-        """Return the number of a module's next tensor in the step, and in this call of the model, both from 0."""
+        """Return the number of a module's next tensor in the step, and in this call of the model.
+
+        Both begin at 0.
+        """
         if calls != self._calls:
             if calls > 1:  # tensors saved before the first call count with it
                 self._in_call.clear()

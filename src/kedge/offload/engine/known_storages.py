@@ -45,19 +45,31 @@ class KnownStorages:
     """
 
     def __init__(self, model: nn.Module, entries: StorageEntries, account: OffloadAccount) -> None:
-        self.of_model, self.entries, self.kept = ModelStorages(model), entries, KeptInPlace(account)
+        self.of_model = ModelStorages(model)
+        self.entries = entries
+        self.kept = KeptInPlace(account)
 
     def find(self, value: Tensor, number: int) -> StorageEntry | KeptStorage | None:
-        """Return the holder of a tensor's bytes, on the storage of this number; None if nothing is decided yet."""
+        """Return the holder of a tensor's bytes, on the storage of this number.
+
+        Returns:
+            None if nothing is decided yet.
+        """
         entry = self._entry(number, value)
         if entry is None and value.nbytes < value.untyped_storage().nbytes():
             entry = self._entry(own_key(value, number), value)
-        return self.kept.find(number) if entry is None else entry
+        if entry is None:
+            return self.kept.find(number)
+        return entry
 
     def _entry(self, key: EntryKey, value: Tensor) -> StorageEntry | None:
         ref = self.entries.table.get(key)
-        entry = ref() if ref is not None else None
-        return entry if entry is not None and entry.saved.stands_for(value) else None
+        if ref is None:
+            return None
+        entry = ref()
+        if entry is None or not entry.saved.stands_for(value):
+            return None
+        return entry
 
 
 class ModelStorages:
@@ -70,28 +82,30 @@ class ModelStorages:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.lasting = True
-        self._known: dict[
-            int, tuple[str, StorageWeakRef]
-        ] = {}  # the reference keeps the number from being reused
+        # The references keep the numbers from being reused.
+        self._known: dict[int, tuple[str, StorageWeakRef]] = {}
         self.update(())
 
     def update(self, inputs: Any) -> None:
         """Read the storages again at the beginning of a forward pass: some may have been replaced."""
-        self.lasting = self.lasting and not any(
-            map(is_sharded, parameters_in(self._model).values())
-        )
-        self._known = {
-            identity_of(storage): (why, StorageWeakRef(storage))
-            for why, tensors in (
-                ("input", (tensor for _, tensor in leaves.find(inputs))),
-                ("buffer", buffers_in(self._model).values()),
-                ("parameter", parameters_in(self._model).values()),
-            )
-            for storage in _storages(tensors)
-        }
+        parameters = parameters_in(self._model).values()
+        self.lasting = self.lasting and not any(map(is_sharded, parameters))
+
+        self._known = {}
+        self._learn("input", (tensor for _, tensor in leaves.find(inputs)))
+        self._learn("buffer", buffers_in(self._model).values())
+        self._learn("parameter", parameters)
+
+    def _learn(self, why: str, tensors: Iterable[Tensor]) -> None:
+        for storage in _storages(tensors):
+            self._known[identity_of(storage)] = why, StorageWeakRef(storage)
 
     def why(self, value: Tensor, number: int) -> str | None:
-        """Return the reason why a tensor, on the storage of this number, stays in any case; None if it does not."""
+        """Return the reason why a tensor, on the storage of this number, stays in any case.
+
+        Returns:
+            None if it does not.
+        """
         known = self._known.get(number)
         if known is not None:
             return known[0]
@@ -102,7 +116,10 @@ class ModelStorages:
 
 
 class KeptStorage:
-    """A storage kept by choice; lives as long as a tensor saved on it, and counts its bytes in the account."""
+    """A storage kept by choice.
+
+    It lives as long as a tensor saved on it, and counts its bytes in the account.
+    """
 
     __slots__ = ("__weakref__", "_account", "_nbytes")
 
@@ -149,9 +166,16 @@ class KeptInPlace:
         return kept
 
     def find(self, number: int) -> KeptStorage | None:
-        """Return the record that a tensor on a kept storage has to hold; None if that storage is not kept by choice."""
+        """Return the record that a tensor on a kept storage has to hold.
+
+        Returns:
+            None if that storage is not kept by choice.
+        """
         known = self._known.get(number)
-        return None if known is None else known[1]() or self.begin(known[0], number)
+        if known is None:
+            return None
+        nbytes, kept = known
+        return kept() or self.begin(nbytes, number)
 
     def forget(self) -> None:
         """Forget all storages, as a step begins."""

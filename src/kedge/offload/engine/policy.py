@@ -20,11 +20,17 @@ class Choice(Enum):
     MOVE = "move"
     COMPRESS = "compress"
     ALL = "all"
-    """Rebuild it if a rule applies; otherwise compress it if there is a codec, and move it if there is a store."""
+    """Rebuild it if a rule applies.
+
+    Otherwise compress it if there is a codec, and move it if there is a store.
+    """
 
 
 class Planner(Protocol):
-    """A planner that chooses tensor by tensor; its choices in the first step, which it learns from, are carried out too."""
+    """A planner that chooses tensor by tensor.
+
+    Its choices in the first step, which it learns from, are carried out too.
+    """
 
     @property
     def shown(self) -> object:
@@ -34,7 +40,9 @@ class Planner(Protocol):
         """Return the policy with parts that report to the planner; called before the first step."""
 
     def choose(self, path: str | None, index: int, nbytes: int) -> Choice:
-        """Return the choice for one saved tensor that is not small, does not stay in any case, and is not known yet.
+        """Return the choice for one saved tensor.
+
+        It is not small, does not stay in any case, and is not known yet.
 
         Args:
             path: The innermost module that runs; None outside of all.
@@ -70,10 +78,17 @@ class Policy:
 
     def equipped(self) -> Policy:
         """Return the policy with parts that report to the planner, if there is one."""
-        return self if self.planner is None else self.planner.equip(self)
+        if self.planner is None:
+            return self
+        return self.planner.equip(self)
 
     def why_kept(self, choice: Choice) -> str:
-        """Return the reason why a tensor is kept, if its choice could not be carried out or was to keep it."""
+        """Return the reason why a tensor is kept.
+
+        Either that is the choice, or the choice could not be carried out.
+        """
         if choice is Choice.KEEP:
             return "planned"
-        return "no rule" if self.store is None or choice is Choice.REBUILD else "here"
+        if self.store is None or choice is Choice.REBUILD:
+            return "no rule"
+        return "here"

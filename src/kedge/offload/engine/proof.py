@@ -66,15 +66,17 @@ class ProvenRecipes:
                 of the model.
             lasting: Whether the parameters' memory lasts until backward.
         """
-        kind = value.device.type
         if value.is_conj() or value.is_neg() or not is_comparable(value.device):
             return None
+        handles = handle_of if lasting else _passing_parameters
         try:
-            recipe = find(value, handle_of if lasting else _passing_parameters)
+            recipe = find(value, handles)
         except RuleFailed as failed:  # see Note [Failing rules]
-            self.dropped[failed.rule] = f"{value.dtype} on {kind}, in {place[0]!r}: {failed.why}"
+            self.dropped[failed.rule] = f"{_where(value, place[0])}: {failed.why}"
             return None
-        return recipe if recipe is not None and self._is_right(recipe, value, place) else None
+        if recipe is None or not self._is_right(recipe, value, place):
+            return None
+        return recipe
 
     def _is_right(self, recipe: Recipe, value: Tensor, place: tuple[str | None, int]) -> bool:
         exact = all(handle.exact for handle in recipe.inputs)
@@ -90,19 +92,32 @@ class ProvenRecipes:
             return True
         if not wrong.passing:
             self._wrong.add(rule if wrong.false else site)
-        where = f"{value.dtype} on {value.device.type}, in {place[0]!r}" + (
-            "" if wrong.false else " alone"
-        )
-        of = "" if exact else ", from values that a codec rounded"
-        self.dropped[recipe.rule] = f"{where}{of}: {wrong.why}"
+
+        where = _where(value, place[0])
+        if not wrong.false:
+            where += " alone"
+        if not exact:
+            where += ", from values that a codec rounded"
+        self.dropped[recipe.rule] = f"{where}: {wrong.why}"
         return False
 
 
+def _where(value: Tensor, path: str | None) -> str:
+    return f"{value.dtype} on {value.device.type}, in {path!r}"
+
+
 def handle_of(saved: Any) -> Handle | None:
-    """Return the handle of a node's saved tensor; None without one, or if its bytes have changed since."""
-    data = packed_of(saved.data)
-    handle = HandleByReference(data) if type(data) is KeptByReference else data
-    return handle if isinstance(handle, Handle) and handle.intact() else None
+    """Return the handle of a node's saved tensor.
+
+    Returns:
+        None without one, or if its bytes have changed since.
+    """
+    handle = packed_of(saved.data)
+    if type(handle) is KeptByReference:
+        handle = HandleByReference(handle)
+    if isinstance(handle, Handle) and handle.intact():
+        return handle
+    return None
 
 
 class Mismatch(NamedTuple):
@@ -125,24 +140,28 @@ def mismatch(recipe: Recipe, value: Tensor) -> Mismatch | None:
     try:
         with torch.no_grad():
             made = recipe.run(*(handle.read() for handle in recipe.inputs))
-    except Exception as failure:  # noqa: BLE001 - a rule that fails is not used; the program goes on without it
-        first = str(failure).partition("\n")[0]
-        full = isinstance(failure, MemoryError | torch.OutOfMemoryError) or _FULL in str(failure)
-        return Mismatch(f"it raised {type(failure).__name__}: {first}", false=False, passing=full)
+    except Exception as failure:  # noqa: BLE001 - the rule is not used; the program goes on
+        text = str(failure)
+        first, _, _ = text.partition("\n")
+        full = isinstance(failure, MemoryError | torch.OutOfMemoryError) or _FULL in text
+        why = f"it raised {type(failure).__name__}: {first}"
+        return Mismatch(why, false=False, passing=full)
+
     if made.dtype != value.dtype or made.shape != value.shape:
-        return Mismatch(
-            f"it made {made.dtype} {list(made.shape)} instead of {value.dtype} {list(value.shape)}"
-        )
+        made_kind = f"{made.dtype} {list(made.shape)}"
+        kind = f"{value.dtype} {list(value.shape)}"
+        return Mismatch(f"it made {made_kind} instead of {kind}")
     if made.stride() != value.stride() or made.storage_offset() != value.storage_offset():
         return Mismatch(f"it made strides {made.stride()} instead of {value.stride()}")
+
     if not all(handle.exact for handle in recipe.inputs):
-        return (
-            None
-            if _is_near(made, value.detach())
-            else Mismatch("it made values far from the saved ones")
-        )
+        if not _is_near(made, value.detach()):
+            return Mismatch("it made values far from the saved ones")
+        return None
     # Compared as bytes, a NaN is equal to itself, and -0.0 is not 0.0.
-    return None if torch.equal(words(made), words(value)) else Mismatch("it made other values")
+    if not torch.equal(words(made), words(value)):
+        return Mismatch("it made other values")
+    return None
 
 
 def _is_near(made: Tensor, value: Tensor) -> bool:

@@ -21,7 +21,8 @@ class InMemory:
     __slots__ = ("_data", "nbytes")
 
     def __init__(self, data: Tensor) -> None:
-        self._data, self.nbytes = data, data.nbytes
+        self._data = data
+        self.nbytes = data.nbytes
 
     def get(self) -> Tensor:
         """Return the bytes."""
@@ -67,7 +68,10 @@ class Moved(InSlot):
     def bring(self) -> Tensor:
         """Return the bytes."""
         data = self.slot.get()
-        return data if self.layout is None else restore(data.view(self.layout.dtype), self.layout)
+        layout = self.layout
+        if layout is None:
+            return data
+        return restore(data.view(layout.dtype), layout)
 
     @property
     def exact(self) -> bool:
@@ -103,8 +107,12 @@ class Rebuilt:
 
     @torch.no_grad()
     def bring(self) -> Tensor:
-        """Return the computed bytes: a recipe makes a storage that is equal from its first byte to its last."""
-        return words(self.recipe.run(*(handle.read() for handle in self.recipe.inputs)))
+        """Return the computed bytes.
+
+        A recipe makes a storage that is equal from its first byte to its last.
+        """
+        recipe = self.recipe
+        return words(recipe.run(*(handle.read() for handle in recipe.inputs)))
 
     @property
     def exact(self) -> bool:
@@ -123,9 +131,17 @@ class Rebuilt:
 
 
 def encode(store: Store | None, codec: Codec, value: Tensor, *, alone: bool) -> Coded | None:
-    """Return the encoded storage, or tensor alone, in a store or in memory; None if the codec does not apply."""
-    coded = codec.encode(plain(value) if alone else flat(value))
+    """Return the encoded storage, or tensor alone, in a store or in memory.
+
+    Returns:
+        None if the codec does not apply.
+    """
+    values = plain(value) if alone else flat(value)
+    coded = codec.encode(values)
     if coded is None:
         return None
-    data = coded[0].view(torch.uint8)
-    return Coded(InMemory(data) if store is None else store.put(data), codec, coded[1])
+
+    data, extra = coded
+    data = data.view(torch.uint8)
+    slot: StoreSlot = InMemory(data) if store is None else store.put(data)
+    return Coded(slot, codec, extra)

@@ -1,4 +1,6 @@
-"""Entries: the bytes that several saved tensors share, moved, compressed or rebuilt, and brought back once at most.
+"""Entries: the bytes that several saved tensors share.
+
+They are moved, compressed or rebuilt, and brought back once at most.
 
 # Note [Identity of saved tensors]
 The same storage object at the same version. An address does not identify a storage: it is reused
@@ -149,16 +151,19 @@ class SavedVersion:
     __slots__ = ("_root", "_storage", "_version", "alone", "digest")
 
     def __init__(self, value: Tensor, found: Digest | None, *, alone: bool) -> None:
-        self.alone, self.digest = alone, found
+        self.alone = alone
+        self.digest = found
         self._storage = StorageWeakRef(value.untyped_storage())
         self._version = changes(value)
-        self._root = weakref.ref(root_of(value)) if self._version else None
+        self._root: weakref.ref[Tensor] | None = None
+        if self._version:
+            self._root = weakref.ref(root_of(value))
 
     def stands_for(self, value: Tensor) -> bool:
         """Whether a tensor has these bytes now."""
-        if changes(value) != self._version or (
-            self._root is not None and self._root() is not root_of(value)
-        ):
+        if changes(value) != self._version:
+            return False
+        if self._root is not None and self._root() is not root_of(value):
             return False
         return self.digest is None or self.is_what(value, alone=self.alone)
 
@@ -181,9 +186,20 @@ class StorageEntry:
     """
 
     __slots__ = (
-        "__weakref__", "_back", "_before", "_entries", "_key", "_reads", "_row",
-        "device", "held", "itself", "nbytes", "saved", "source",
-    )  # fmt: skip
+        "__weakref__",
+        "_back",
+        "_before",
+        "_entries",
+        "_key",
+        "_reads",
+        "_row",
+        "device",
+        "held",
+        "itself",
+        "nbytes",
+        "saved",
+        "source",
+    )
 
     def __init__(
         self,
@@ -195,16 +211,19 @@ class StorageEntry:
         row: ModuleAccount,
     ) -> None:
         alone = not isinstance(key, int)
-        self.source, self._row = source, row
+        self.source = source
         self.saved = SavedVersion(value, found, alone=alone)
         self.nbytes = value.nbytes if alone else value.untyped_storage().nbytes()
         self.device = value.device
         self.held: Tensor | None = None
         self.itself = weakref.ref(self)
-        self._entries, self._key = entries, key
+        self._row = row
+        self._entries = entries
+        self._key = key
         self._back: LastRestored | None = None
         self._reads = 0
-        self._before, entries.latest = entries.latest, self.itself
+        self._before = entries.latest
+        entries.latest = self.itself
         entries.table[key] = self.itself
 
     def __del__(self) -> None:
@@ -217,11 +236,19 @@ class StorageEntry:
     def restore(self) -> Restored:
         """Return the bytes in a storage; see Note [Restored bytes]."""
         reader = _current_reader()
-        there = None if self._back is None else self._still_there(reader)
-        return self._bring(reader) if there is None else there
+        there = None
+        if self._back is not None:
+            there = self._still_there(reader)
+        if there is None:
+            there = self._bring(reader)
+        return there
 
     def _still_there(self, reader: object) -> Restored | None:
-        """Return the bytes restored before; None if they are freed, changed, or perhaps in use by another node."""
+        """Return the bytes restored before.
+
+        Returns:
+            None if they are freed, changed, or perhaps in use by another node.
+        """
         back = self._back
         if back is None:
             return None
@@ -253,18 +280,24 @@ class StorageEntry:
             StorageWeakRef(storage), begin, counter, reader, stream_in_force(self.device)
         )
         self._entries.window.hold(self, home)
-        before = self._before() if self._before is not None else None
-        if before is not None and before.held is None:
-            before.source.prefetch()  # the entry saved before this one is read next
+
+        if self._before is not None:
+            before = self._before()
+            if before is not None and before.held is None:
+                before.source.prefetch()  # the entry saved before this one is read next
         return Restored(storage, begin, counter)
 
     def _check(self, home: Tensor) -> None:
-        """Raise RebuiltWrong if the rebuilt bytes are not the saved ones; see Note [Proof] in `kedge.offload.engine.proof`."""
+        """Raise RebuiltWrong if the rebuilt bytes are not the saved ones.
+
+        See Note [Proof] in `kedge.offload.engine.proof`.
+        """
         if not self.saved.is_what(home, alone=False):
             raise RebuiltWrong(
-                "a saved tensor was rebuilt from others, and differs from the saved one: the program changed a "
-                "tensor that it depends on without autograd noticing (under no_grad, or through .data). Leave that "
-                "module out (where=...), or rebuild nothing: kedge.Disk(rebuild=False)"
+                "a saved tensor was rebuilt from others, and differs from the saved one: "
+                "the program changed a tensor that it depends on without autograd noticing "
+                "(under no_grad, or through .data). Leave that module out (where=...), "
+                "or rebuild nothing: kedge.Disk(rebuild=False)"
             )
 
 
@@ -293,26 +326,35 @@ class PartOfEntry(Handle):
     """
 
     __slots__ = (
-        "_conjugated", "_negated", "_offset", "_origin",
-        "call", "device", "dtype", "entry", "made", "size", "stride",
-    )  # fmt: skip
+        "_conjugated",
+        "_negated",
+        "_offset",
+        "_origin",
+        "call",
+        "device",
+        "dtype",
+        "entry",
+        "made",
+        "size",
+        "stride",
+    )
     size: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
 
     def __init__(self, entry: StorageEntry, value: Tensor, call: ModelCall) -> None:
-        self.entry, self.call = entry, call
+        self.entry = entry
+        self.call = call
         self.made = not value.is_leaf
         self._origin = weakref.ref(value) if self.made else lambda: None
-        self.size, self.stride, self.dtype, self.device = (
-            value.shape,
-            value.stride(),
-            value.dtype,
-            entry.device,
-        )
+        self.size = value.shape
+        self.stride = value.stride()
+        self.dtype = value.dtype
+        self.device = entry.device
         self._offset = 0 if entry.saved.alone else value.storage_offset()
-        self._conjugated, self._negated = value.is_conj(), value.is_neg()
+        self._conjugated = value.is_conj()
+        self._negated = value.is_neg()
 
     @property
     def exact(self) -> bool:
@@ -320,7 +362,10 @@ class PartOfEntry(Handle):
         return self.entry.source.exact
 
     def unpack(self) -> Tensor:
-        """Return the tensor to the node that saved it; see Note [Detached in place] in `kedge.hooks.saved.reference`."""
+        """Return the tensor to the node that saved it.
+
+        See Note [Detached in place] in `kedge.hooks.saved.reference`.
+        """
         self.call.unpacked()
         if self.made and is_detached(self._origin):
             refuse_detached(self)
@@ -332,13 +377,14 @@ class PartOfEntry(Handle):
             with torch.inference_mode(mode=False):
                 return self.read()
         home = self.entry.restore()
+        offset = home.begin // self.dtype.itemsize + self._offset
         value = torch.empty(0, dtype=self.dtype, device=self.device)
-        value.set_(
-            home.storage, home.begin // self.dtype.itemsize + self._offset, self.size, self.stride
-        )
+        value.set_(home.storage, offset, self.size, self.stride)
         if self._conjugated:
             value = value.conj()
-        return home.alias(negated_alias(value) if self._negated else value)
+        if self._negated:
+            value = negated_alias(value)
+        return home.alias(value)
 
     def intact(self) -> bool:
         """Whether the entry's source can still return the saved bytes."""
@@ -350,4 +396,6 @@ def _current_reader() -> object:
     node = current_node()
     if node is None:
         return None
-    return (graph_task(), sequence_number(node)) if numbers_operations() else object()
+    if not numbers_operations():
+        return object()
+    return graph_task(), sequence_number(node)

@@ -95,4 +95,5 @@ class HandleByReference(Handle):
 
     def intact(self) -> bool:
         """Whether the tensor is unchanged since it was saved."""
-        return self._kept.version is not None and changes(self._kept.tensor) == self._kept.version
+        kept = self._kept
+        return kept.version is not None and changes(kept.tensor) == kept.version

@@ -32,11 +32,17 @@ from kedge.torch_internals.modes import plainly
 _WORDS = 512
 _BLOCK = 8 * _WORDS
 
-_CHANGED = "kedge.offload: rebuilt bytes differ from the saved ones: the program changed a tensor without autograd noticing"
+_CHANGED = (
+    "kedge.offload: rebuilt bytes differ from the saved ones: "
+    "the program changed a tensor without autograd noticing"
+)
 
 Digest = tuple[Tensor, Tensor]
 EntryKey: TypeAlias = int | tuple[object, ...]
-"""The key of an entry: the number of its storage; of an entry with one tensor only, also its place in the storage."""
+"""The key of an entry: the number of its storage.
+
+That of an entry with one tensor only also has the tensor's place in the storage.
+"""
 
 
 class TakenBytes(NamedTuple):
@@ -66,19 +72,30 @@ def is_comparable(device: torch.device) -> bool:
 
 def take(value: Tensor, *, alone: bool) -> TakenBytes:
     """Return the bytes of a tensor's storage, or those of the tensor alone."""
-    data, layout = _row(value) if alone else (words(value), None)
-    return TakenBytes(data, layout, _sums(data) if is_comparable(value.device) else None)
+    data, layout = _bytes_of(value, alone=alone)
+    found = None
+    if is_comparable(value.device):
+        found = _sums(data)
+    return TakenBytes(data, layout, found)
 
 
 def digest(value: Tensor, *, alone: bool) -> Digest | None:
-    """Return the digest of a tensor's storage, or of the tensor alone; None on devices that cannot be compared."""
+    """Return the digest of a tensor's storage, or of the tensor alone.
+
+    Returns:
+        None on devices that cannot be compared.
+    """
     if not is_comparable(value.device):
         return None
-    return _sums(_row(value)[0] if alone else words(value))
+    data, _ = _bytes_of(value, alone=alone)
+    return _sums(data)
 
 
 def same(one: Digest, other: Digest) -> bool:
-    """Whether two digests are equal; on a device True, and the device asserts it: see Note [Without waiting]."""
+    """Whether two digests are equal.
+
+    True on a device, which asserts it: see Note [Without waiting].
+    """
     if one[0].device.type != "cpu":
         demand(one, other)
         return True
@@ -93,39 +110,50 @@ def demand(one: Digest, other: Digest) -> None:
 
 def is_alone(value: Tensor) -> bool:
     """Whether a tensor is taken without the rest of its storage; see Note [Alone]."""
-    whole, own = value.untyped_storage().nbytes(), value.nbytes
+    whole = value.untyped_storage().nbytes()
+    own = value.nbytes
     if own >= whole:
         return False
-    span = (1 + sum((size - 1) * step for step, size in _reach(value))) * value.itemsize
+    span = _span(value) * value.itemsize
     return 2 * span < whole or 5 * own < whole
 
 
 def taken_bytes(value: Tensor) -> int:
     """Return the number of bytes taken for a tensor: those of its storage, or its own."""
-    return value.nbytes if is_alone(value) else value.untyped_storage().nbytes()
+    if is_alone(value):
+        return value.nbytes
+    return value.untyped_storage().nbytes()
 
 
 def own_key(value: Tensor, number: int) -> EntryKey:
-    """Return the key of the entry of a tensor's own elements, independent of the order of its dimensions."""
+    """Return the key of the entry of a tensor's own elements.
+
+    It is independent of the order of the tensor's dimensions.
+    """
     return number, value.storage_offset(), value.itemsize, tuple(sorted(_reach(value)))
 
 
 def plain(value: Tensor) -> Tensor:
-    """Return an alias without a graph and without the conjugate and negative bits: the values as they are in memory."""
+    """Return an alias of the values as they are in memory.
+
+    It has no graph, and neither the conjugate nor the negative bit.
+    """
     value = value.detach()
     if value.is_conj():
         value = value.conj()
-    return negated_alias(value) if value.is_neg() else value
+    if value.is_neg():
+        value = negated_alias(value)
+    return value
 
 
 def words(value: Tensor) -> Tensor:
     """Return all bytes of a tensor's storage as an alias that shares its version counter."""
     value = plain(value)
-    size = value.untyped_storage().nbytes()
+    storage = value.untyped_storage()
+    size = storage.nbytes()
     if size % value.itemsize:
-        return torch.empty(0, dtype=torch.uint8, device=value.device).set_(
-            value.untyped_storage(), 0, (size,), (1,)
-        )
+        data = torch.empty(0, dtype=torch.uint8, device=value.device)
+        return data.set_(storage, 0, (size,), (1,))
     return value.as_strided((size // value.itemsize,), (1,), 0).view(torch.uint8)
 
 
@@ -136,36 +164,42 @@ def flat(value: Tensor) -> Tensor:
 
 def _adds_words(device: torch.device) -> bool:
     with plainly():
-        data = (
-            torch.arange(3 * _BLOCK + 5, dtype=torch.int64)
-            .mul_(-0x61C8864680B583EB)
-            .view(torch.uint8)[:-3]
-        )
-        return all(
-            torch.equal(here, there.cpu())
-            for here, there in zip(_sums(data), _sums(data.to(device)), strict=True)
-        )
+        numbers = torch.arange(3 * _BLOCK + 5, dtype=torch.int64).mul_(-0x61C8864680B583EB)
+        data = numbers.view(torch.uint8)[:-3]
+        head, tail = _sums(data)
+        head_there, tail_there = _sums(data.to(device))
+        return torch.equal(head, head_there.cpu()) and torch.equal(tail, tail_there.cpu())
 
 
-def _row(value: Tensor) -> tuple[Tensor, ElementLayout | None]:
-    """Return a tensor's own bytes, contiguous; if its elements overlap, with all bytes between them."""
+def _bytes_of(value: Tensor, *, alone: bool) -> tuple[Tensor, ElementLayout | None]:
+    """Return the bytes of a tensor's storage, or those of the tensor alone, contiguous.
+
+    If the elements of a tensor alone overlap, all bytes between them are among these.
+    """
+    if not alone:
+        return words(value), None
     value = plain(value)
     found = flatten(value)
-    if found is not None:
-        return found[0].contiguous().view(torch.uint8), found[1]
-    span = 1 + sum((size - 1) * step for step, size in _reach(value))
-    return value.as_strided((span,), (1,)).view(torch.uint8), None
+    if found is None:
+        return value.as_strided((_span(value),), (1,)).view(torch.uint8), None
+    elements, layout = found
+    return elements.contiguous().view(torch.uint8), layout
+
+
+def _span(value: Tensor) -> int:
+    """Return the number of elements from a tensor's first one in memory to its last."""
+    return 1 + sum((size - 1) * step for step, size in _reach(value))
 
 
 def _reach(value: Tensor) -> list[tuple[int, int]]:
-    return [
-        (step, size) for step, size in zip(value.stride(), value.shape, strict=True) if size != 1
-    ]
+    steps = zip(value.stride(), value.shape, strict=True)
+    return [(step, size) for step, size in steps if size != 1]
 
 
 def _sums(data: Tensor) -> Digest:
     blocks = data.numel() // _BLOCK
-    head, tail = data[: blocks * _BLOCK], data[blocks * _BLOCK :]
+    head = data[: blocks * _BLOCK]
+    tail = data[blocks * _BLOCK :]
     if head.storage_offset() % 8:
         head = head.clone()
     return head.view(torch.int64).view(blocks, _WORDS).sum(1), tail.clone()

@@ -44,7 +44,8 @@ class OffloadStep:
     __slots__ = ("_first", "_lock", "calls", "latest", "read")
 
     def __init__(self) -> None:
-        self.read, self.calls = False, 0
+        self.read = False
+        self.calls = 0
         self._first: weakref.ref[ModelCall] | None = None
         self.latest: Callable[[], ModelCall | None] = _none
         self._lock = threading.RLock()  # reentrant: a garbage collection meanwhile may save, too
@@ -94,7 +95,8 @@ class StepBoundaries:
     """
 
     def __init__(self) -> None:
-        self.step, self.called = OffloadStep(), False
+        self.step = OffloadStep()
+        self.called = False
 
     def begin(self) -> None:
         """Called when the model is called."""
@@ -102,10 +104,10 @@ class StepBoundaries:
             self.called = True
 
     def advance(self, path: str | None, *, recompute: bool) -> bool:
-        """Begin another step, or another call, if the tensor that is about to be saved belongs to one.
+        """Begin another step, or another call of the model, if it is due.
 
-        The call can be skipped as long as the model was not called, and nothing of the step was
-        read back.
+        That is decided by the tensor that is about to be saved. The call can be skipped as long as
+        the model was not called, and nothing of the step was read back.
 
         Args:
             path: The module that saves the tensor; None outside of all.
@@ -114,20 +116,22 @@ class StepBoundaries:
         Returns:
             Whether another step began.
         """
-        step, called = self.step, self.called
         if recompute or in_backward():
             return False
+        step = self.step
+        called = self.called
         self.called = False
-        due = _is_over(step, path, called=called)
+
+        # See Note [Steps].
+        if called:
+            due = step.read or (step.calls > 0 and step.gone)
+        elif path is None:
+            due = step.read and step.gone
+        else:
+            due = step.read and not step.calls
+
         if due:
             step = self.step = OffloadStep()
         if called:
             step.called()
         return due
-
-
-def _is_over(step: OffloadStep, path: str | None, *, called: bool) -> bool:
-    """Whether a tensor saved now begins another step; see Note [Steps]."""
-    if called:
-        return step.read or (step.calls > 0 and step.gone)
-    return step.read and (step.gone if path is None else not step.calls)

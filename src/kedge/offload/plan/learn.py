@@ -17,18 +17,25 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 from kedge.errors import LimitOutOfReach, warn
 from kedge.offload.engine.policy import Choice, Policy
 from kedge.offload.outcomes import OffloadAccount, Outcome
-from kedge.offload.plan.clock import TimingClock
 from kedge.offload.plan.link import measured
 from kedge.offload.plan.plan import OffloadPlan, PlanToCome, size
 from kedge.offload.plan.solve import solve
 from kedge.offload.plan.tables import Candidate, Limit, Link, StepTable, TensorKey
-from kedge.offload.plan.timing import TensorTimes, TimedCodec, TimedStore, Timings, timed_find
+from kedge.offload.plan.timing import (
+    TensorTimes,
+    TimedCodec,
+    TimedStore,
+    TimingClock,
+    Timings,
+    timed_find,
+)
 from kedge.offload.stores.store import Store
 
 
@@ -60,13 +67,14 @@ class Learner:
         """Return the policy with timed parts."""
         timings = self._timings
         self._store = policy.store
-        return Policy(
-            least=policy.least,
-            find=None if policy.find is None else timed_find(policy.find, timings),
-            store=None if policy.store is None else TimedStore(policy.store, timings),
-            codec=None if policy.codec is None else TimedCodec(policy.codec, timings),
-            planner=self,
-        )
+        timed = replace(policy, planner=self)
+        if policy.find is not None:
+            timed = replace(timed, find=timed_find(policy.find, timings))
+        if policy.store is not None:
+            timed = replace(timed, store=TimedStore(policy.store, timings))
+        if policy.codec is not None:
+            timed = replace(timed, codec=TimedCodec(policy.codec, timings))
+        return timed
 
     def choose(self, path: str | None, index: int, nbytes: int) -> Choice:
         """Return the planned choice, or `Choice.ALL` while there is no plan."""
@@ -81,18 +89,17 @@ class Learner:
             self._stale = True
             return Choice.ALL
         self._beyond = choice is Choice.KEEP and self._account.staying + nbytes > self._room
-        return Choice.ALL if self._beyond else choice
+        if self._beyond:
+            return Choice.ALL
+        return choice
 
     def took(self, outcome: Outcome) -> None:
         """Record the outcome of the tensor chosen last."""
         if self._timings.current is not None:
             self._timings.end_tensor(outcome.group)
-        elif (
-            self.plan is not None
-            and not self._beyond
-            and outcome.group == "kept"
-            and outcome.name != "planned"
-        ):
+            return
+        unplanned = outcome.group == "kept" and outcome.name != "planned"
+        if self.plan is not None and unplanned and not self._beyond:
             self._stale = True  # the plan rebuilds or moves it, and that is not possible any more
 
     def turn(self, account: OffloadAccount) -> None:
@@ -114,36 +121,42 @@ class Learner:
         return self.plan or PlanToCome(self.limit)
 
     def _learn(self) -> None:
-        self.plan, self._stale = None, False
+        self.plan = None
+        self._stale = False
         self._timings.begin_step()
 
     def _plan(self) -> None:
-        timings, ended = self._timings, self._timings.clock.mark()
-        if self._store is not None and self._link is None and self._store.takes(timings.device):
-            self._link = measured(self._store, timings.device)
-            if (
-                self._link is None
-            ):  # no room to measure it: another step as the first, then try again
+        timings = self._timings
+        ended = timings.clock.mark()
+        store = self._store
+        if store is not None and self._link is None and store.takes(timings.device):
+            self._link = measured(store, timings.device)
+            if self._link is None:
+                # No room to measure it: another step as the first, then try again.
                 self._learn()
                 return
-        table = MeasuredStep(timings.clock, timings.started, ended, timings.notes).table(self._link)
-        timings.end_step()
-        self.plan = solve(table, self.limit)
-        self._room = math.inf
-        if self.plan.feasible and self.limit.memory is not None:
-            self._room = self.limit.memory - self.plan.peak + self.plan.bytes_of(Choice.KEEP)[1]
-        if not self.plan.feasible and not self._warned:
-            self._warned = True
-            self._warn(self.plan)
 
-    def _warn(self, plan: OffloadPlan) -> None:
-        warn(
-            LimitOutOfReach(
-                f"{self.limit} is out of reach: although every possible measure is taken, {size(plan.peak)} of saved "
-                f"tensors stay in memory (of {size(plan.table.nbytes)}). To lower this, use a destination "
-                "(to=kedge.Disk() or kedge.Cpu()), a codec, a smaller min_bytes, a wider `where`, or a smaller batch"
+        step = MeasuredStep(timings.clock, timings.started, ended, timings.notes)
+        table = step.table(self._link)
+        timings.end_step()
+        plan = solve(table, self.limit)
+        self.plan = plan
+
+        self._room = math.inf
+        if plan.feasible and self.limit.memory is not None:
+            _, kept = plan.bytes_of(Choice.KEEP)
+            self._room = self.limit.memory - plan.peak + kept
+        if not plan.feasible and not self._warned:
+            self._warned = True
+            warn(
+                LimitOutOfReach(
+                    f"{self.limit} is out of reach: although every possible measure is taken, "
+                    f"{size(plan.peak)} of saved tensors stay in memory "
+                    f"(of {size(table.nbytes)}). To lower this, use a destination "
+                    "(to=kedge.Disk() or kedge.Cpu()), a codec, a smaller min_bytes, "
+                    "a wider `where`, or a smaller batch"
+                )
             )
-        )
 
 
 class MeasuredStep:
@@ -159,30 +172,38 @@ class MeasuredStep:
     def __init__(
         self, clock: TimingClock, started: Any, ended: Any, notes: list[TensorTimes]
     ) -> None:
-        self._clock, self._started, self._notes = clock, started, notes
+        self._clock = clock
+        self._started = started
+        self._notes = notes
+
         spans = sorted((self._at(first), self._at(last)) for first, last in self._spans())
+        lengths = [max(last - first, 0.0) for first, last in spans]
         self._begun = [first for first, _ in spans]
-        self._own = [0.0, *accumulate(max(last - first, 0.0) for first, last in spans)]
+        self._own = [0.0, *accumulate(lengths)]
         self.seconds = max(self._at(ended) - self._own[-1], 0.0)
 
     def table(self, link: Link | None) -> StepTable:
         """Return the table that the planner works on."""
-        return StepTable(tuple(self._candidate(note) for note in self._notes), self.seconds, link)
+        candidates = tuple(self._candidate(note) for note in self._notes)
+        return StepTable(candidates, self.seconds, link)
 
     def _candidate(self, note: TensorTimes) -> Candidate:
-        rebuilt, coded = note.group == "rebuilt", note.coded
-        asked = [first for first, _ in note.ran] if rebuilt else [first for first, _ in note.asked]
-        return Candidate(
+        rebuilt = note.group == "rebuilt"
+        reads = note.ran if rebuilt else note.asked
+        asked = [self._own_time(first) for first, _ in reads]
+        candidate = Candidate(
             key=note.key,
             nbytes=note.nbytes,
             saved=self._own_time(note.took[0]),
-            asked=min(map(self._own_time, asked), default=self.seconds),
-            rebuild=self._sum(note.ran) if rebuilt else None,
-            extra=note.extra if rebuilt else 0,
-            coded=coded,
+            asked=min(asked, default=self.seconds),
+            coded=note.coded,
             coding=self._sum(note.coding),
             movable=rebuilt or note.group == "moved",
         )
+        if rebuilt:
+            seconds = self._sum(note.ran)
+            candidate = replace(candidate, rebuild=seconds, extra=note.extra)
+        return candidate
 
     def _spans(self) -> Iterator[tuple[Any, Any]]:
         for note in self._notes:

@@ -31,8 +31,9 @@ def planner_for(max_memory: str | int | None, max_slowdown: float | None) -> Pla
     """
     if max_memory is not None and max_slowdown is not None:
         raise OffloadError(
-            f"max_memory={max_memory!r} and max_slowdown={max_slowdown!r} exclude each other: the first limits "
-            "memory at the least extra time, the second limits time at the least memory; give one"
+            f"max_memory={max_memory!r} and max_slowdown={max_slowdown!r} exclude each other: "
+            "the first limits memory at the least extra time, "
+            "the second limits time at the least memory; give one"
         )
     if max_memory is not None:
         return Learner(Limit(memory=bytes_of("max_memory", max_memory)))
@@ -42,25 +43,33 @@ def planner_for(max_memory: str | int | None, max_slowdown: float | None) -> Pla
 
 
 def bytes_of(name: str, given: str | int) -> int:
-    """Return a number of bytes, given as one or as a text such as ``"2 GB"``, for the argument of this name.
+    """Return a number of bytes, given as one or as a text such as ``"2 GB"``.
+
+    Args:
+        name: The name of the argument, for the error.
+        given: The argument.
 
     Raises:
         OffloadError: It is not a number of bytes.
     """
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         return given
-    found = _SIZE.fullmatch(given) if isinstance(given, str) else None
-    unit = _UNITS.get(found[2].lower() or "b") if found is not None else None
-    if found is None or unit is None:
-        raise OffloadError(
-            f'{name}={given!r}: use a number of bytes, or a text such as "2 GB", "512 MiB"'
-        )
-    return round(float(found[1]) * unit)
+    if isinstance(given, str):
+        found = _SIZE.fullmatch(given)
+        if found is not None:
+            number, unit = found.groups()
+            unit = unit.lower() or "b"
+            if unit in _UNITS:
+                return round(float(number) * _UNITS[unit])
+    raise OffloadError(
+        f'{name}={given!r}: use a number of bytes, or a text such as "2 GB", "512 MiB"'
+    )
 
 
 def _ratio(given: float) -> float:
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 1 <= given < math.inf:
         raise OffloadError(
-            f"max_slowdown={given!r}: use the factor by which a step may become longer, 1 or more; 1.05 is 5 % longer"
+            f"max_slowdown={given!r}: use the factor by which a step may become longer, "
+            "1 or more; 1.05 is 5 % longer"
         )
     return float(given)

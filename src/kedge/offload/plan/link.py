@@ -19,7 +19,9 @@ _ROUNDS = 2
 
 
 def measured(store: Store, device: torch.device) -> Link | None:
-    """Return the rates of a store, the faster of two rounds with 64 MB there and back; with fewer if there is no room.
+    """Return the rates of a store, the faster of two rounds with 64 MB there and back.
+
+    Fewer bytes are sent if there is no room for these.
 
     Args:
         store: The store.
@@ -28,24 +30,26 @@ def measured(store: Store, device: torch.device) -> Link | None:
     Returns:
         The link with its rates; None if there is no room now.
     """
-    rates, nbytes = _rates(store, device, _NBYTES), _NBYTES
+    nbytes = _NBYTES
+    rates = _rates(store, device, nbytes)
     while rates is None and nbytes > _LEAST:
         nbytes //= 4
         rates = _rates(store, device, nbytes)
     if rates is None:
         return None
-    write, read = (max(column) for column in zip(*rates, strict=True))
-    beside = isinstance(store, CpuStore)
-    return Link(
-        store.name,
-        write,
-        read,
-        overlaps=beside,
-        window=store.window if isinstance(store, CpuStore) else 0,
-    )
+
+    write = max(write for write, _ in rates)
+    read = max(read for _, read in rates)
+    if isinstance(store, CpuStore):
+        return Link(store.name, write, read, overlaps=True, window=store.window)
+    return Link(store.name, write, read)
 
 
-def _rates(store: Store, device: torch.device, nbytes: int) -> list[tuple[float, float]] | None:
+def _rates(
+    store: Store,
+    device: torch.device,
+    nbytes: int,
+) -> list[tuple[float, float]] | None:
     """Return the rates of each round with so many bytes; None if there is no room for them."""
     try:
         data = torch.zeros(nbytes, dtype=torch.uint8, device=device)

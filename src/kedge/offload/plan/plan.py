@@ -29,7 +29,10 @@ class PlanToCome:
 
     def __str__(self) -> str:
         """The reason as text."""
-        return f"plan for {self.limit}: not decided yet; it is made from the times of a whole step, the second one or a later one"
+        return (
+            f"plan for {self.limit}: not decided yet; "
+            "it is made from the times of a whole step, the second one or a later one"
+        )
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,23 @@ class OffloadPlan:
 
     @property
     def slowdown(self) -> float:
-        """The predicted time of a step as a multiple of the time with all tensors kept; a lower bound."""
-        return 1 + self.outcome.exposed / self.table.step if self.table.step else 1.0
+        """The predicted time of a step as a multiple of the time with all tensors kept.
+
+        It is a lower bound.
+        """
+        return self._times(self.outcome.exposed)
+
+    def _times(self, exposed: float) -> float:
+        if not self.table.step:
+            return 1.0
+        return 1 + exposed / self.table.step
 
     @property
     def feasible(self) -> bool:
-        """Whether the plan stays within its limit; always true of a limit of time, because keeping all costs none."""
+        """Whether the plan stays within its limit.
+
+        Always true of a limit of time, because keeping all costs none.
+        """
         return self.limit.memory is None or self.peak <= self.limit.memory
 
     def bytes_of(self, choice: Choice) -> tuple[int, int]:
@@ -82,7 +96,8 @@ class OffloadPlan:
 
     def _lines(self) -> Iterator[str]:
         table = self.table
-        yield f"plan for {self.limit}: {len(table.candidates)} saved tensors of {size(table.nbytes)}"
+        count = len(table.candidates)
+        yield f"plan for {self.limit}: {count} saved tensors of {size(table.nbytes)}"
         for choice in _ORDER:
             number, nbytes = self.bytes_of(choice)
             if number:
@@ -97,34 +112,43 @@ class OffloadPlan:
             yield f"  {size(self.peak)} is the least possible: every possible measure is taken"
 
     def _remark(self, choice: Choice) -> str:
+        if choice is Choice.KEEP:
+            return ""
         treatments = [each for each in self.treatments if each.choice is choice]
-        kept, seconds = (
-            sum(each.kept for each in treatments),
-            sum(each.seconds for each in treatments),
-        )
+        kept = sum(each.kept for each in treatments)
+        seconds = sum(each.seconds for each in treatments)
+
         parts = []
-        if choice is not Choice.KEEP and kept:
+        if kept:
             parts.append(f"{size(kept)} of it stay")
-        if choice is not Choice.KEEP and seconds:
+        if seconds:
             parts.append(f"{seconds * 1e3:.1f} ms")
-        return f"  ({', '.join(parts)})" if parts else ""
+        if not parts:
+            return ""
+        return f"  ({', '.join(parts)})"
 
     def _floor(self, link: Link) -> Iterator[str]:
         rates = f"  {link.name}: {size(link.write)}/s out, {size(link.read)}/s back"
-        if not link.overlaps:
-            yield f"{rates}; a step waits for each move"
+        if link.overlaps:
+            hidden = f"which hides {size(self.hidden)} each way in a step"
+            yield f"{rates}, beside the computation, {hidden}"
         else:
-            yield f"{rates}, beside the computation, which hides {size(self.hidden)} each way in a step"
-        all_moved = 1 + self.everything / self.table.step if self.table.step else 1.0
+            yield f"{rates}; a step waits for each move"
+
+        total = size(self.table.nbytes)
+        all_moved = self._times(self.everything)
         if all_moved > 1.005:
             yield (
-                f"  moving all {size(self.table.nbytes)} would take {all_moved:.2f} x at least: no order of moves "
-                "hides this; move fewer bytes (rebuild, a codec, checkpoints)"
+                f"  moving all {total} would take {all_moved:.2f} x at least: "
+                "no order of moves hides this; "
+                "move fewer bytes (rebuild, a codec, checkpoints)"
             )
         else:
-            yield f"  the computation could hide moving all {size(self.table.nbytes)}"
+            yield f"  the computation could hide moving all {total}"
 
 
 def size(nbytes: float) -> str:
     """Return bytes as text, in MB or GB."""
-    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+    if nbytes >= 1e9:
+        return f"{nbytes / 1e9:.2f} GB"
+    return f"{nbytes / 1e6:.1f} MB"

@@ -50,17 +50,20 @@ class Forecast:
 
     def of(self, treatments: Sequence[Treatment]) -> PredictedCost:
         """Return the predicted cost of all choices."""
-        moved = np.array([each.moved for each in treatments], dtype=np.float64)
-        seconds = sum(each.seconds for each in treatments) + self.waits(moved)
+        sizes = [each.moved for each in treatments]
+        computing = sum(each.seconds for each in treatments)
+        waits = self.waits(np.array(sizes, dtype=np.float64))
         return PredictedCost(
-            sum(each.kept for each in treatments), sum(each.moved for each in treatments), seconds
+            kept=sum(each.kept for each in treatments),
+            moved=sum(sizes),
+            exposed=computing + waits,
         )
 
     def peak(self, outcome: PredictedCost) -> int:
         """Return the most bytes in memory: those that stay, and those on their way."""
-        return outcome.kept + (
-            min(self._link.window, outcome.moved) if self._link is not None else 0
-        )
+        if self._link is None:
+            return outcome.kept
+        return outcome.kept + min(self._link.window, outcome.moved)
 
     def waits(self, moved: NDArray[np.float64]) -> float:
         """Return the seconds for which a step waits for the link; see Note [Exposed time].
@@ -68,11 +71,13 @@ class Forecast:
         Args:
             moved: The bytes of each candidate that go over the link.
         """
-        link, total = self._link, float(moved.sum())
+        link = self._link
+        total = float(moved.sum())
         if link is None or not total:
             return 0.0
         if not link.overlaps:
             return total / link.write + total / link.read
+
         # Candidates that do not move need no exclusion: they are never later than those that do.
         out = np.cumsum(moved) / link.write
         done = float((self._saved - out + moved / link.write).max()) + float(out[-1])

@@ -20,7 +20,7 @@ import numpy as np
 from kedge.offload.engine.policy import Choice
 from kedge.offload.plan.plan import OffloadPlan
 from kedge.offload.plan.predict import Forecast, PredictedCost
-from kedge.offload.plan.tables import Candidate, Limit, StepTable, Treatment
+from kedge.offload.plan.tables import Limit, StepTable, Treatment
 
 _NOTHING = 1e-9
 """Seconds that are ignored, so that rounding decides nothing."""
@@ -48,25 +48,29 @@ def solve(table: StepTable, limit: Limit) -> OffloadPlan:
         assert limit.slowdown is not None  # noqa: S101 - one of the two is given
         for _ in search.steps((limit.slowdown - 1) * table.step):
             pass
+
+    outcome = forecast.of(search.treatments)
+    all_moved = forecast.of(_all_moved(table))
     return OffloadPlan(
         table=table,
         limit=limit,
         treatments=tuple(search.treatments),
-        outcome=(outcome := forecast.of(search.treatments)),
+        outcome=outcome,
         peak=forecast.peak(outcome),
         hidden=_hidden(table),
-        everything=forecast.of(_all_moved(table)).exposed,
+        everything=all_moved.exposed,
     )
 
 
 def _all_moved(table: StepTable) -> list[Treatment]:
-    return [
-        next(
-            (one for one in each.treatments(table.link) if one.choice is Choice.MOVE),
-            Treatment(Choice.KEEP, each.nbytes),
-        )
-        for each in table.candidates
-    ]
+    moved = []
+    for each in table.candidates:
+        treatment = Treatment(Choice.KEEP, each.nbytes)
+        for one in each.treatments(table.link):
+            if one.choice is Choice.MOVE:
+                treatment = one
+        moved.append(treatment)
+    return moved
 
 
 def _hidden(table: StepTable) -> int:
@@ -108,7 +112,8 @@ class _Search:
     """
 
     def __init__(self, table: StepTable, forecast: Forecast, only: Choice | None = None) -> None:
-        self._table, self._forecast = table, forecast
+        self._table = table
+        self._forecast = forecast
         self._only = only
         self.treatments = [Treatment(Choice.KEEP, each.nbytes) for each in table.candidates]
         self.outcome: PredictedCost = forecast.of(self.treatments)
@@ -122,21 +127,21 @@ class _Search:
         Args:
             most: The seconds that may be exposed; None for no limit.
         """
-        candidates = enumerate(self._table.candidates)
-        heap = [
-            self._priced(i, treatment, 0)
-            for i, each in candidates
-            for treatment in self._treatments(each)
-        ]
+        heap: list[_Step] = []
+        for i, each in enumerate(self._table.candidates):
+            treatments = each.treatments(self._table.link)
+            allowed = [one for one in treatments if self._only in (None, one.choice)]
+            heap += [self._priced(i, one, 0) for one in allowed]
         heapq.heapify(heap)
+
         age = 0
         while heap:
             best = heapq.heappop(heap)
-            if best.treatment.kept >= self.treatments[best.which].kept:
+            now = self.treatments[best.which]
+            if best.treatment.kept >= now.kept:
                 continue
-            if best.age < age and not (
-                self._additive and self.treatments[best.which].choice is Choice.KEEP
-            ):
+            is_fixed = self._additive and now.choice is Choice.KEEP
+            if best.age < age and not is_fixed:
                 # The price may have changed: with the other moves, or as the tensor is no longer
                 # kept whole.
                 best = self._priced(best.which, best.treatment, age)
@@ -149,11 +154,6 @@ class _Search:
             self._make(best)
             age += 1
         yield
-
-    def _treatments(self, each: Candidate) -> Iterator[Treatment]:
-        for treatment in each.treatments(self._table.link):
-            if self._only is None or treatment.choice is self._only:
-                yield treatment
 
     def _make(self, step: _Step) -> None:
         self.outcome = self._with(step)
@@ -175,9 +175,11 @@ class _Search:
 
     def _priced(self, index: int, treatment: Treatment, age: int) -> _Step:
         candidate = self._table.candidates[index]
-        step = _Step(0.0, candidate.saved, index, _RANKS.index(treatment.choice), treatment, age)
+        rank = _RANKS.index(treatment.choice)
+        step = _Step(0.0, candidate.saved, index, rank, treatment, age)
+
+        price = 0.0
         shows = self._with(step).exposed - self.outcome.exposed
-        price = (
-            0.0 if abs(shows) < _NOTHING else shows / (self.treatments[index].kept - treatment.kept)
-        )
+        if abs(shows) >= _NOTHING:
+            price = shows / (self.treatments[index].kept - treatment.kept)
         return step._replace(price=float(f"{price:.6g}"))

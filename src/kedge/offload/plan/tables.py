@@ -71,13 +71,10 @@ class Candidate:
         if self.rebuild is not None and self.extra < self.nbytes:
             yield Treatment(Choice.REBUILD, self.extra, seconds=self.rebuild)
         if self.coded is not None and self.coded < self.nbytes:
-            in_memory = link is None or not self.movable
-            yield Treatment(
-                Choice.COMPRESS,
-                self.coded if in_memory else 0,
-                0 if in_memory else self.coded,
-                self.coding,
-            )
+            if link is None or not self.movable:
+                yield Treatment(Choice.COMPRESS, self.coded, 0, self.coding)
+            else:
+                yield Treatment(Choice.COMPRESS, 0, self.coded, self.coding)
         if link is not None and self.movable:
             yield Treatment(Choice.MOVE, 0, self.nbytes)
 
@@ -135,8 +132,6 @@ class Limit(NamedTuple):
 
     def __str__(self) -> str:
         """The argument of `kedge.offload` as text."""
-        return (
-            f"max_memory={self.memory:,} bytes"
-            if self.memory is not None
-            else f"max_slowdown={self.slowdown}"
-        )
+        if self.memory is not None:
+            return f"max_memory={self.memory:,} bytes"
+        return f"max_slowdown={self.slowdown}"

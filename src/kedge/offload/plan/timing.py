@@ -1,4 +1,4 @@
-"""The times of each saved tensor in the timed step, and of the store, the codec and the recipes.
+"""The times of each saved tensor in the timed step, of the store, the codec and the recipes.
 
 # Note [Own time]
 Each of Kedge's own operations in that step (move, encode, find, rebuild) has a mark at its
@@ -9,20 +9,72 @@ wait for a copy also lies between two of them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from kedge.offload.codecs.codec import Codec
 from kedge.offload.held.handle import Handle
-from kedge.offload.plan.clock import HostClock, TimingClock, clock_of
 from kedge.offload.plan.tables import TensorKey
 from kedge.offload.rebuild.recipe import Cost, Find, HandleOf, Recipe
 from kedge.offload.stores.store import Store, StoreSlot
+from kedge.torch_internals import accelerators
 
 Span = tuple[Any, Any]
+
+
+class TimingClock(Protocol):
+    """A clock that marks moments now, and returns the time between two marks later."""
+
+    def mark(self) -> Any:
+        """Return a mark of this moment."""
+
+    def between(self, first: Any, last: Any) -> float:
+        """Return the seconds between two marks; it may wait for them."""
+
+
+class HostClock:
+    """The clock of the host, where an operation is done when its call returns."""
+
+    def mark(self) -> float:
+        """Return the time in seconds."""
+        return time.perf_counter()
+
+    def between(self, first: float, last: float) -> float:
+        """Return the seconds between two marks."""
+        return last - first
+
+
+class DeviceClock:
+    """The clock of a device: events on the stream that the program computes on.
+
+    If the device waits for the host, the time between two events includes the wait.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> Any:
+        """Return a new event, recorded on the current stream."""
+        return accelerators.timed_mark(self._device)
+
+    def between(self, first: Any, last: Any) -> float:
+        """Return the seconds between two events; waits for the later one."""
+        last.synchronize()
+        return accelerators.seconds(first, last) or 0.0
+
+
+def clock_of(device: torch.device) -> TimingClock:
+    """Return the clock of a device."""
+    if accelerators.has_clock(device):
+        return DeviceClock(device)
+    return HostClock()
 
 
 class TensorTimes:
@@ -43,7 +95,9 @@ class TensorTimes:
     __slots__ = ("asked", "coded", "coding", "extra", "group", "key", "nbytes", "ran", "took")
 
     def __init__(self, key: TensorKey, nbytes: int, begun: Any) -> None:
-        self.key, self.nbytes, self.group = key, nbytes, ""
+        self.key = key
+        self.nbytes = nbytes
+        self.group = ""
         self.took: Span = (begun, begun)
         self.asked: list[Span] = []
         self.ran: list[Span] = []
@@ -73,11 +127,13 @@ class Timings:
     def begin_step(self) -> None:
         """Begin to time a step."""
         self.clock = clock_of(self.device)
-        self.started, self.notes = self.clock.mark(), []
+        self.started = self.clock.mark()
+        self.notes = []
 
     def end_step(self) -> None:
         """Stop timing."""
-        self.started, self.notes = None, []
+        self.started = None
+        self.notes = []
 
     def begin_tensor(self, key: TensorKey, nbytes: int) -> None:
         """Begin to time the saving of a tensor, in a timed step."""
@@ -97,7 +153,9 @@ class TimedRecipe:
     """A recipe whose runs are timed."""
 
     def __init__(self, recipe: Recipe, note: TensorTimes, timings: Timings) -> None:
-        self._recipe, self._note, self._timings = recipe, note, timings
+        self._recipe = recipe
+        self._note = note
+        self._timings = timings
         self.rule: str = recipe.rule
         self.inputs: tuple[Handle, ...] = recipe.inputs
         self.extra: Tensor | None = recipe.extra
@@ -105,7 +163,10 @@ class TimedRecipe:
         self.cost: Cost = recipe.cost
 
     def run(self, *inputs: Tensor) -> Tensor:
-        """Run the recipe, and time it; a run while the tensor is being saved only verifies the recipe, and does not count."""
+        """Run the recipe, and time it.
+
+        A run while the tensor is being saved only verifies the recipe, and does not count.
+        """
         begun = self._timings.clock.mark()
         made = self._recipe.run(*inputs)
         if self._timings.current is not self._note:
@@ -119,7 +180,9 @@ class TimedSlot:
     __slots__ = ("_note", "_slot", "_timings", "nbytes")
 
     def __init__(self, slot: StoreSlot, note: TensorTimes, timings: Timings) -> None:
-        self._slot, self._note, self._timings = slot, note, timings
+        self._slot = slot
+        self._note = note
+        self._timings = timings
         self.nbytes = slot.nbytes
 
     def get(self) -> Tensor:
@@ -142,7 +205,8 @@ class TimedStore:
     """A store whose slots time their reads, in a timed step."""
 
     def __init__(self, store: Store, timings: Timings) -> None:
-        self._store, self._timings = store, timings
+        self._store = store
+        self._timings = timings
         self.name: str = store.name
 
     def takes(self, device: torch.device) -> bool:
@@ -154,7 +218,9 @@ class TimedStore:
         self._timings.device = data.device
         slot = self._store.put(data)
         note = self._timings.current
-        return slot if note is None else TimedSlot(slot, note, self._timings)
+        if note is None:
+            return slot
+        return TimedSlot(slot, note, self._timings)
 
     def close(self) -> None:
         """Close the store."""
@@ -165,24 +231,30 @@ class TimedCodec:
     """A codec that records its time and the size of its result, in a timed step."""
 
     def __init__(self, codec: Codec, timings: Timings) -> None:
-        self._codec, self._timings = codec, timings
+        self._codec = codec
+        self._timings = timings
         self.name: str = codec.name
         self.exact: bool = codec.exact
 
     def encode(self, value: Tensor) -> tuple[Tensor, Any] | None:
-        """Return the encoded bytes and the extra argument for `decode`; None if the codec does not apply."""
-        self._timings.device = value.device
-        note = self._timings.current
-        if note is None:
-            coded = self._codec.encode(value)
-            return None if coded is None else (coded[0], (None, coded[1]))
-        begun = self._timings.clock.mark()
+        """Return the encoded bytes and the extra argument for `decode`.
+
+        Returns:
+            None if the codec does not apply.
+        """
+        timings = self._timings
+        timings.device = value.device
+        note = timings.current
+        begun = None if note is None else timings.clock.mark()
         coded = self._codec.encode(value)
         if coded is None:
             return None
-        note.coding.append((begun, self._timings.clock.mark()))
-        note.coded = coded[0].nbytes
-        return coded[0], (note, coded[1])
+
+        data, extra = coded
+        if note is not None:
+            note.coding.append((begun, timings.clock.mark()))
+            note.coded = data.nbytes
+        return data, (note, extra)
 
     def decode(self, kept: Tensor, extra: Any) -> Tensor:
         """Return the decoded tensor."""

@@ -21,13 +21,17 @@ class RuleFailed(Exception):
     """
 
     def __init__(self, rule: str, cause: Exception) -> None:
-        first = str(cause).partition("\n")[0]
-        self.rule, self.why = rule, f"it raised {type(cause).__name__}: {first}"
+        first, _, _ = str(cause).partition("\n")
+        self.rule = rule
+        self.why = f"it raised {type(cause).__name__}: {first}"
         super().__init__(f"rule {rule}: {self.why}")
 
 
 def is_the_programs(error: Exception) -> bool:
-    """Whether an error comes from a signal handler, and not from the code that the signal interrupted."""
-    handlers = (signal.getsignal(number) for number in signal.valid_signals())
-    codes = [code for each in handlers if (code := getattr(each, "__code__", None)) is not None]
+    """Whether an error comes from a signal handler, and not from the code that it interrupted."""
+    codes = []
+    for number in signal.valid_signals():
+        code = getattr(signal.getsignal(number), "__code__", None)
+        if code is not None:
+            codes.append(code)
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))

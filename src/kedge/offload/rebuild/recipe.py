@@ -71,30 +71,29 @@ class WholeLayout:
 
     def __init__(self, value: Tensor, whole: Tensor) -> None:
         self._own = value is whole
-        self._size, self._stride, self._offset = (
-            value.size(),
-            value.stride(),
-            value.storage_offset(),
-        )
-        self._whole_size, self._whole_stride = whole.size(), whole.stride()
-        self._dtype, self._nbytes, self.device = (
-            whole.dtype,
-            whole.untyped_storage().nbytes(),
-            whole.device,
-        )
+        self._size = value.size()
+        self._stride = value.stride()
+        self._offset = value.storage_offset()
+        self._whole_size = whole.size()
+        self._whole_stride = whole.stride()
+        self._dtype = whole.dtype
+        self._nbytes = whole.untyped_storage().nbytes()
+        self.device = whole.device
 
     def fit(self, made: Tensor) -> Tensor:
         """Return a rebuilt tensor with the saved strides, at its place in the storage."""
-        if made.dtype != self._dtype or made.size() != self._whole_size:
+        size = self._whole_size
+        stride = self._whole_stride
+        if made.dtype != self._dtype or made.size() != size:
             raise RuntimeError(
-                f"rebuilt {made.dtype} {tuple(made.size())}, saved {self._dtype} {tuple(self._whole_size)}"
+                f"rebuilt {made.dtype} {tuple(made.size())}, saved {self._dtype} {tuple(size)}"
             )
-        if made.stride() != self._whole_stride or made.untyped_storage().nbytes() != self._nbytes:
-            blank = torch.empty_strided(
-                self._whole_size, self._whole_stride, dtype=self._dtype, device=self.device
-            )
+        if made.stride() != stride or made.untyped_storage().nbytes() != self._nbytes:
+            blank = torch.empty_strided(size, stride, dtype=self._dtype, device=self.device)
             made = blank.copy_(made)
-        return made if self._own else made.as_strided(self._size, self._stride, self._offset)
+        if self._own:
+            return made
+        return made.as_strided(self._size, self._stride, self._offset)
 
 
 class Replay:
@@ -112,14 +111,13 @@ class Replay:
         extra: Tensor | None,
         nbytes: int,
     ) -> None:
-        self.rule, self.cost, self.inputs, self.extra, self.nbytes = (
-            rule,
-            cost,
-            inputs,
-            extra,
-            nbytes,
-        )
-        self._term, self._layout = term, layout
+        self.rule = rule
+        self.cost = cost
+        self.inputs = inputs
+        self.extra = extra
+        self.nbytes = nbytes
+        self._term = term
+        self._layout = layout
         self._threads = torch.get_num_threads()
 
     def run(self, *inputs: Tensor) -> Tensor:

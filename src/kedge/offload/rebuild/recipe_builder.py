@@ -96,23 +96,37 @@ class RecipeBuilder:
     def __init__(
         self, rules: Mapping[str, RebuildRule], handle_of: HandleOf, whole: Tensor
     ) -> None:
-        self._rules, self._handle_of = rules, handle_of
+        self._rules = rules
+        self._handle_of = handle_of
         self._lasting: bool = getattr(handle_of, "lasting", True)
         self._device = whole.device
         self.whole: Tensor | None = whole
         self.inputs: list[Handle] = []
         self.extra: Tensor | None = None
-        self.nbytes = self.depth = self.replayed = 0
+        self.nbytes = 0
+        self.depth = 0
+        self.replayed = 0
 
     def saved(self, node: Any, field: str, edge: int | None = None) -> Term | None:
-        """Return the tensor that the node saved under a name; ``edge`` is the index of the edge by which it came in."""
-        came = None if edge is None else node.next_functions[edge][0]
-        if edge is not None and not self._lasting and _may_be_parameter(came):
-            return self.copied(node, field)
+        """Return the tensor that the node saved under a name.
+
+        Args:
+            node: The node.
+            field: The name.
+            edge: The index of the edge by which the tensor came in.
+        """
+        came = None
+        if edge is not None:
+            came = node.next_functions[edge][0]
+            if not self._lasting and _may_be_parameter(came):
+                return self.copied(node, field)
         return self._leaf(self._handle_of(raw(node, field)), came)
 
     def behind(self, edge: Edge) -> Term | None:
-        """Return the tensor that came in by an edge: a parameter, an output that its node saved, or one that can be rebuilt."""
+        """Return the tensor that came in by an edge.
+
+        It is a parameter, an output that its node saved, or one that can be rebuilt.
+        """
         node, output = edge
         if node is None or output:
             return None
@@ -123,28 +137,37 @@ class RecipeBuilder:
             return self._leaf(self._handle_of(raw(node, rule.result)), node)
         self.whole = None
         self.replayed += 1
-        return rule.term(node, self) if self.replayed < WIDEST else None
+        if self.replayed >= WIDEST:
+            return None
+        return rule.term(node, self)
 
     def parameter(self, edge: Edge) -> Term | None:
-        """Return the parameter at the end of an edge, by reference; reading it fails once it is changed."""
+        """Return the parameter at the end of an edge, by reference.
+
+        Reading it fails once it is changed.
+        """
         variable = parameter(edge)
-        if (
-            variable is None
-            or variable.device != self._device
-            or not variable.untyped_storage().nbytes()
-        ):
+        if variable is None or variable.device != self._device:
             return None
-        return Unchanged(variable) if self._lasting else self._copy(variable)
+        if not variable.untyped_storage().nbytes():
+            return None
+        if not self._lasting:
+            return self._copy(variable)
+        return Unchanged(variable)
 
     def small(self, edge: Edge) -> Term | None:
         """Return a copy of the small parameter at the end of an edge."""
         variable = parameter(edge)
-        return None if variable is None else self._copy(variable)
+        if variable is None:
+            return None
+        return self._copy(variable)
 
     def copied(self, node: Any, field: str) -> Term | None:
         """Return a copy of a small tensor that the node saved under a name."""
         handle = self._handle_of(raw(node, field))
-        return self._copy(handle.read()) if handle is not None and handle.intact() else None
+        if handle is None or not handle.intact():
+            return None
+        return self._copy(handle.read())
 
     def handle(self, node: Any, field: str) -> Handle | None:
         """Return the handle of the tensor that the node saved under a name, for reading now."""
@@ -178,13 +201,19 @@ class Apply:
     __slots__ = ("_function", "_numbers", "_terms")
 
     def __init__(
-        self, function: Callable[..., Tensor], terms: Sequence[Term], numbers: Sequence[Any] = ()
+        self,
+        function: Callable[..., Tensor],
+        terms: Sequence[Term],
+        numbers: Sequence[Any] = (),
     ) -> None:
-        self._function, self._terms, self._numbers = function, tuple(terms), tuple(numbers)
+        self._function = function
+        self._terms = tuple(terms)
+        self._numbers = tuple(numbers)
 
     def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the value of the term."""
-        return self._function(*[term(inputs) for term in self._terms], *self._numbers)
+        values = [term(inputs) for term in self._terms]
+        return self._function(*values, *self._numbers)
 
 
 class Unchanged:
@@ -193,7 +222,8 @@ class Unchanged:
     __slots__ = ("_tensor", "_version")
 
     def __init__(self, variable: Tensor) -> None:
-        self._tensor, self._version = variable.detach(), changes(variable)
+        self._tensor = variable.detach()
+        self._version = changes(variable)
 
     def __call__(self, _: Sequence[Tensor]) -> Tensor:
         """Return the value of the term.
@@ -201,14 +231,17 @@ class Unchanged:
         Raises:
             RuntimeError: The parameter was changed in place.
         """
-        if changes(self._tensor) != self._version:
+        tensor = self._tensor
+        version = changes(tensor)
+        if version != self._version:
             raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{self._tensor.type()} {[*self._tensor.size()]}] is at version {changes(self._tensor)}; "
-                f"expected version {self._version} instead. kedge.offload rebuilds a saved tensor from it: leave that module out "
+                "one of the variables needed for gradient computation has been modified "
+                f"by an inplace operation: [{tensor.type()} {[*tensor.size()]}] "
+                f"is at version {version}; expected version {self._version} instead. "
+                "kedge.offload rebuilds a saved tensor from it: leave that module out "
                 "(where=...), or rebuild nothing: kedge.Disk(rebuild=False)"
             )
-        return self._tensor
+        return tensor
 
 
 def parameter(edge: Edge) -> Tensor | None:
@@ -221,8 +254,13 @@ def parameter(edge: Edge) -> Tensor | None:
 
 
 def signed(number: Any) -> Any:
-    """Return a node's number with its sign: a node shows a negative dimension as a number of 2**63 or more."""
-    return number - (1 << 64) if type(number) is int and number >= 1 << 63 else number
+    """Return a node's number with its sign.
+
+    A node shows a negative dimension as a number of 2**63 or more.
+    """
+    if type(number) is int and number >= 1 << 63:
+        return number - (1 << 64)
+    return number
 
 
 def constant(value: Any, _: Sequence[Tensor]) -> Any:
@@ -237,7 +275,9 @@ NOTHING: Term = partial(constant, None)
 def _depth(node: Any) -> int:
     """Return the depth stored at a node, or at the node behind its views; see Note [How deep]."""
     node = _maker(node)
-    return 0 if node is None else int(node.metadata.get(_DEPTH, 0))
+    if node is None:
+        return 0
+    return int(node.metadata.get(_DEPTH, 0))
 
 
 def _may_be_parameter(node: Any) -> bool:

@@ -6,29 +6,18 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.offload.rebuild.arithmetic import ARITHMETIC
 from kedge.offload.rebuild.by_content import by_content
-from kedge.offload.rebuild.casts import Cast
+from kedge.offload.rebuild.copies import COPIES
+from kedge.offload.rebuild.elementwise import ACTIVATIONS, ARITHMETIC, RESULTS
 from kedge.offload.rebuild.failure import RuleFailed, is_the_programs
-from kedge.offload.rebuild.layer_norm import LayerNorm
-from kedge.offload.rebuild.layouts import Copy
 from kedge.offload.rebuild.norms import NORMS
-from kedge.offload.rebuild.pointwise import ACTIVATIONS, RESULTS
 from kedge.offload.rebuild.recipe import HandleOf, Recipe, Replay, WholeLayout
 from kedge.offload.rebuild.recipe_builder import RebuildRule, RecipeBuilder
 from kedge.torch_internals.autograd_nodes import raw
 from kedge.torch_internals.corners import lacks
 from kedge.torch_internals.tensors import changes, root_of
 
-RULES: tuple[RebuildRule, ...] = (
-    *ACTIVATIONS,
-    *RESULTS,
-    *ARITHMETIC,
-    *NORMS,
-    LayerNorm(),
-    Cast(),
-    Copy(),
-)
+RULES: tuple[RebuildRule, ...] = (*ACTIVATIONS, *RESULTS, *ARITHMETIC, *NORMS, *COPIES)
 
 _BY_NODE: dict[str, RebuildRule] = {node: rule for rule in RULES for node in rule.nodes}
 
@@ -50,23 +39,23 @@ def find(value: Tensor, handle_of: HandleOf) -> Recipe | None:
     """
     whole = root_of(value)
     node = whole.grad_fn
-    rule = None if node is None else _BY_NODE.get(type(node).__name__)
+    name = "content"
     try:
         if node is None:
             return _by_content(value, whole)
-        if (
-            rule is None
-            or lacks("saved_fields")
-            or whole.output_nr
-            or not _is_dense(whole)
-            or value.dtype != whole.dtype
-        ):
+        rule = _BY_NODE.get(type(node).__name__)
+        if rule is None:
+            return None
+        name = rule.name
+        if lacks("saved_fields") or whole.output_nr:
+            return None
+        if value.dtype != whole.dtype or not _is_dense(whole):
             return None
         return _by_rule(rule, node, value, RecipeBuilder(_BY_NODE, handle_of, whole))
     except Exception as failure:
         if is_the_programs(failure):
             raise
-        raise RuleFailed("content" if rule is None else rule.name, failure) from failure
+        raise RuleFailed(name, failure) from failure
 
 
 def _by_rule(rule: RebuildRule, node: Any, value: Tensor, builder: RecipeBuilder) -> Recipe | None:
@@ -74,15 +63,19 @@ def _by_rule(rule: RebuildRule, node: Any, value: Tensor, builder: RecipeBuilder
     assert whole is not None  # noqa: S101 - the rule has not been called yet
     if rule.result is not None and raw(node, rule.result).data is not None:
         return None  # the node has saved its output; this is another version of it
+
     term = rule.term(node, builder)
     allowed = 0 if rule.result is None else 1 + builder.replayed
     if term is None or changes(whole) > allowed or not builder.settle(node):
         return None
+
+    layout = WholeLayout(value, whole)
+    inputs = tuple(builder.inputs)
     extra = builder.extra
-    nbytes = builder.nbytes + (0 if extra is None else extra.nbytes)
-    return Replay(
-        rule.name, rule.cost, term, WholeLayout(value, whole), tuple(builder.inputs), extra, nbytes
-    )
+    nbytes = builder.nbytes
+    if extra is not None:
+        nbytes += extra.nbytes
+    return Replay(rule.name, rule.cost, term, layout, inputs, extra, nbytes)
 
 
 def _by_content(value: Tensor, whole: Tensor) -> Recipe | None:

@@ -40,9 +40,11 @@ from kedge.offload.stores.streams import CopyDevice
 from kedge.torch_internals.tensors import version_of
 
 WINDOW = 512 << 20
-"""The bytes that may be on their way out, and the bytes that may be on their way in before they are needed."""
-_LEAST, _PART = 16 << 20, 4
-"""The least bytes of the window, and the part of the bytes of a step; see Note [The window]."""
+"""The bytes that may be on their way out, and as many that are on their way in ahead of need."""
+_LEAST = 16 << 20
+"""The least bytes of the window."""
+_PART = 4
+"""The part of the bytes of a step that the window has; see Note [The window]."""
 _SHARE = 0.8  # of the free memory: the share that Kedge may take
 
 
@@ -64,12 +66,16 @@ class ReadOrder:
         """End a step: its order is the order expected in the next one."""
         if self._seen:
             self._known = self._seen
-        self._seen, self._last = {}, None
+        self._seen = {}
+        self._last = None
 
     def after(self, number: int) -> Iterator[int]:
         """The numbers expected next, each once."""
         passed = {number}
-        while (number := self._known.get(number, number - 1)) >= 0 and number not in passed:
+        while True:
+            number = self._known.get(number, number - 1)
+            if number < 0 or number in passed:
+                return
             passed.add(number)
             yield number
 
@@ -106,14 +112,28 @@ class CpuSlot:
     """
 
     __slots__ = (
-        "device", "loaded", "nbytes", "number", "place", "read", "source", "store", "stream", "torn", "version",
+        "device",
+        "loaded",
+        "nbytes",
+        "number",
+        "place",
+        "read",
+        "source",
+        "store",
+        "stream",
+        "torn",
+        "version",
         "written",
-    )  # fmt: skip
+    )
 
     def __init__(self, store: CpuStore, source: Tensor, place: PinnedRange, number: int) -> None:
-        self.store, self.place, self.number = store, place, number
+        self.store = store
+        self.place = place
+        self.number = number
         self.source: Tensor | None = source
-        self.nbytes, self.device, self.version = source.numel(), source.device, version_of(source)
+        self.nbytes = source.numel()
+        self.device = source.device
+        self.version = version_of(source)
         self.stream: Any = None
         self.written: Any = None
         self.read: list[Any] = []
@@ -149,14 +169,18 @@ class CopyWindow:
     """
 
     def __init__(self, most: int, *, fixed: bool) -> None:
-        self.most, self._fixed = most, fixed
-        self._last = self._put = 0
+        self.most = most
+        self._fixed = fixed
+        self._last = 0
+        self._put = 0
 
     @property
     def nbytes(self) -> int:
         """The bytes that may be on their way now."""
+        if self._fixed:
+            return self.most
         share = max(self._last, self._put) // _PART
-        return self.most if self._fixed else min(self.most, max(_LEAST, share))
+        return min(self.most, max(_LEAST, share))
 
     def put(self, nbytes: int) -> None:
         """Count bytes that are put."""
@@ -164,7 +188,8 @@ class CopyWindow:
 
     def step_ended(self) -> None:
         """End a step."""
-        self._last, self._put = self._put, 0
+        self._last = self._put
+        self._put = 0
 
 
 class CopiesOut:
@@ -176,7 +201,8 @@ class CopiesOut:
     """
 
     def __init__(self, device: CopyDevice, window: CopyWindow) -> None:
-        self._device, self._window = device, window
+        self._device = device
+        self._window = window
         self._slots: deque[CpuSlot] = deque()
         self._nbytes = 0
 
@@ -227,12 +253,13 @@ class CopiesIn:
     """
 
     def __init__(self, device: CopyDevice, window: CopyWindow) -> None:
-        self._device, self._window, self._most = device, window, window.most
+        self._device = device
+        self._window = window
+        self._most = window.most
         self._order = ReadOrder()
         self._ahead = 0  # bytes read ahead and not yet requested
-        self._retired: list[
-            LoadedBytes
-        ] = []  # read ahead in vain, and perhaps still being written to
+        # Read ahead in vain, and perhaps still being written to.
+        self._retired: list[LoadedBytes] = []
 
     def step_ended(self) -> None:
         """End a step: its order is the order expected in the next one."""
@@ -240,22 +267,17 @@ class CopiesIn:
 
     def get(self, slot: CpuSlot, stream: Any) -> Tensor:
         """Return a slot's bytes, read ahead or read now; the stream waits for their arrival."""
+        device = self._device
         found = slot.loaded
-        if (
-            found is not None
-            and found.stream != stream
-            and not self._device.lend(found.target, stream)
-        ):
-            self.forget(
-                slot
-            )  # its memory is that of another stream, and cannot be kept for this one
-            found = None
         if found is None:
             found = self._load(slot)
-        else:
+        elif found.stream == stream or device.lend(found.target, stream):
             slot.loaded = None
             self._ahead -= slot.nbytes
-        self._device.after(stream, found.arrived)
+        else:  # its memory is that of another stream, and cannot be kept for this one
+            self.forget(slot)
+            found = self._load(slot)
+        device.after(stream, found.arrived)
         return found.target
 
     def follow(self, slot: CpuSlot, alive: Mapping[int, CpuSlot]) -> None:
@@ -263,11 +285,9 @@ class CopiesIn:
         self._order.asked(slot.number)
         for number in self._order.after(slot.number):
             following = alive.get(number)
-            if (
-                following is not None
-                and following.device == slot.device
-                and not self.prefetch(following)
-            ):
+            if following is None or following.device != slot.device:
+                continue
+            if not self.prefetch(following):
                 return
 
     def prefetch(self, slot: CpuSlot) -> bool:
@@ -275,7 +295,9 @@ class CopiesIn:
         if slot.loaded is not None or slot.source is not None or slot.torn:
             return True
         room = min(self._most, self._window.nbytes)
-        if self._ahead + slot.nbytes > max(room, slot.nbytes if room else 0):
+        if room:
+            room = max(room, slot.nbytes)
+        if self._ahead + slot.nbytes > room:
             return False
         try:
             slot.loaded = self._load(slot)
@@ -340,14 +362,16 @@ class CpuStore:
         device: CopyDevice | None = None,
     ) -> None:
         self._device = CopyDevice() if device is None else device
-        free = Pressure().room() if most is None else None
-        most = most or (sys.maxsize if free is None else int(free * _SHARE))
+        if most is None:
+            free = Pressure().room()
+            most = sys.maxsize if free is None else int(free * _SHARE)
         self._memory = PinnedRanges(self._device, pin=pin, most=most)
-        self._window = CopyWindow(WINDOW if window is None else window, fixed=window is not None)
-        self._out, self._in = (
-            CopiesOut(self._device, self._window),
-            CopiesIn(self._device, self._window),
-        )
+        if window is None:
+            self._window = CopyWindow(WINDOW, fixed=False)
+        else:
+            self._window = CopyWindow(window, fixed=True)
+        self._out = CopiesOut(self._device, self._window)
+        self._in = CopiesIn(self._device, self._window)
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._takes: dict[torch.device, bool] = {}
@@ -384,17 +408,15 @@ class CpuStore:
         """
         with self._lock:
             self._settle()
-            if self._closed or self._device.capturing():
-                why = (
-                    "the store is closed"
-                    if self._closed
-                    else "a graph is being captured, which moves nothing"
-                )
-                raise OSError(errno.EBUSY, why)
+            if self._closed:
+                raise OSError(errno.EBUSY, "the store is closed")
+            if self._device.capturing():
+                raise OSError(errno.EBUSY, "a graph is being captured, which moves nothing")
             if not self._alive:
                 self._number = 0
                 self._in.step_ended()
                 self._window.step_ended()
+
             slot = CpuSlot(self, data, self._memory.take(data.numel()), self._number)
             self._out.begin(slot, data)
             self._alive[slot.number] = slot
@@ -404,7 +426,10 @@ class CpuStore:
         return slot
 
     def fetch(self, slot: CpuSlot) -> Tensor:
-        """Return a slot's bytes on its device; work queued on the current stream from now on waits for them."""
+        """Return a slot's bytes on its device.
+
+        Work queued on the current stream from now on waits for them.
+        """
         with self._lock:
             self._settle()
             _check(slot)
@@ -422,9 +447,13 @@ class CpuStore:
             self._in.prefetch(slot)
 
     def release(self, slot: CpuSlot) -> None:
-        """Release a slot's place as soon as that is safe; callable at any moment, also by the garbage collector."""
+        """Release a slot's place as soon as that is safe.
+
+        Callable at any moment, also by the garbage collector.
+        """
+        # The process frees its memory at exit; a child has copies of the slots, and no device.
         if sys.is_finalizing() or os.getpid() != self._process:
-            return  # the process frees its memory at exit; a child has copies of the slots, and no device
+            return
         self._freed.append(slot)
         # If a method of this store is active, in this thread or another one, the next method call
         # does it.
@@ -459,7 +488,11 @@ class CpuStore:
         self._memory.release(slot.place, [slot.written, *slot.read])
 
     def _from_source(self, slot: CpuSlot, stream: Any) -> Tensor | None:
-        """Copy on the device itself if the source is still held; None if not, or if another stream computed it."""
+        """Copy on the device itself if the source is still held.
+
+        Returns:
+            None if it is not, or if another stream computed it.
+        """
         if slot.source is None or slot.stream != stream:
             return None
         target = self._device.room(slot.nbytes, slot.device)
@@ -469,27 +502,26 @@ class CpuStore:
 
 def _check(slot: CpuSlot) -> None:
     """Raise RuntimeError if the source of a slot changed before its copy was done; see Note [Bytes of now]."""
-    now = (
-        slot.version + 1
-        if slot.torn
-        else slot.version
-        if slot.source is None
-        else version_of(slot.source)
-    )
-    if now == slot.version:
+    changed = slot.torn
+    if slot.source is not None:
+        changed = changed or version_of(slot.source) != slot.version
+    if not changed:
         return
     raise RuntimeError(
-        "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"{slot.nbytes:,} bytes on {slot.device} were moved to the CPU's memory at version {slot.version}, and the "
-        "program changed them before the copy was done. Hint: avoid the in-place operation, or keep that module's "
-        "saved tensors: kedge.offload(..., where=...)"
+        "one of the variables needed for gradient computation has been modified "
+        f"by an inplace operation: {slot.nbytes:,} bytes on {slot.device} "
+        f"were moved to the CPU's memory at version {slot.version}, "
+        "and the program changed them before the copy was done. "
+        "Hint: avoid the in-place operation, or keep that module's saved tensors: "
+        "kedge.offload(..., where=...)"
     )
 
 
 def _warn(reason: str) -> None:
     warn(
         NothingGained(
-            f"to=kedge.Cpu() moves nothing: {reason}; they stay in memory, except those that can be rebuilt exactly. "
-            "kedge.Disk() moves them to a file; kedge.Rebuild() only rebuilds, without this warning"
+            f"to=kedge.Cpu() moves nothing: {reason}; they stay in memory, "
+            "except those that can be rebuilt exactly. kedge.Disk() moves them to a file; "
+            "kedge.Rebuild() only rebuilds, without this warning"
         )
     )

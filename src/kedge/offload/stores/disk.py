@@ -63,7 +63,9 @@ class DiskSlot:
             ChecksumMismatch: They are not the bytes that were put.
         """
         data = self.files.read(self.piece, self.checksum)
-        return data if self.device == _CPU else data.to(self.device)
+        if self.device == _CPU:
+            return data
+        return data.to(self.device)
 
     def prefetch(self) -> None:
         """Read the bytes into memory in the background, if they are not in memory."""
@@ -98,7 +100,8 @@ class DiskStore:
     ) -> None:
         if uncached and not hasattr(os, "posix_fadvise"):
             raise StoreError(
-                "Disk(uncached=True): this system cannot keep a file out of its file cache; leave `uncached` out"
+                "Disk(uncached=True): this system cannot keep a file out of its file cache; "
+                "leave `uncached` out"
             )
         self._new = partial(StoreFiles, path, uncached, checksum)
         self._files = self._new()
@@ -148,16 +151,23 @@ class StoreFiles:
         self._folder = first.folder
         self._files = [first]
         self._lock = threading.RLock()  # a collection meanwhile may close the store
-        self._pressure = Pressure() if uncached is None and hasattr(os, "posix_fadvise") else None
+        self._pressure: Pressure | None = None
+        if uncached is None and hasattr(os, "posix_fadvise"):
+            self._pressure = Pressure()
         self._tight = bool(uncached)
         self._checksum = checksum
         self._closed = False
-        self._written = self._checked = self._read = 0
+        self._written = 0
+        self._checked = 0
+        self._read = 0
         self._summing = 0.0
 
     @property
     def lost(self) -> bool:
-        """Whether nothing can be written: this process is a fork, or the program has closed the newest file."""
+        """Whether nothing can be written.
+
+        This process is a fork, or the program has closed the newest file.
+        """
         return not self._closed and self._files[-1].lost
 
     @property
@@ -167,8 +177,9 @@ class StoreFiles:
 
     def put(self, data: Tensor) -> DiskSlot:
         """Write bytes; see `DiskStore.put`."""
-        if self.window.failed:
-            failed, self.window.failed = self.window.failed, None
+        failed = self.window.failed
+        if failed:
+            self.window.failed = None
             raise StoreError(
                 f"the disk of {self._folder} failed to write an earlier saved tensor: {failed}"
             )
@@ -187,7 +198,9 @@ class StoreFiles:
                 self._written -= piece.nbytes
             raise
 
-        checksum = self._sum(host) if self._checksum else None
+        checksum = None
+        if self._checksum:
+            checksum = self._sum(host)
         self.window.add(piece)
         if self._is_tight():
             self.window.squeeze()
@@ -197,14 +210,17 @@ class StoreFiles:
         """Return the place of so many bytes, and its file; see Note [Several files]."""
         if self._closed:
             raise StoreError(
-                "a saved tensor cannot be written: the disk store is closed; offload inside the block"
+                "a saved tensor cannot be written: the disk store is closed; "
+                "offload inside the block"
             )
         room = pages(nbytes)
-        file = next((file for file in self._files if file.used + room <= file.most), None)
-        if file is None:
-            part = sum(file.size for file in self._files) // _PART
+        for file in self._files:
+            if file.used + room <= file.most:
+                break
+        else:
+            part = sum(each.size for each in self._files) // _PART
             # Files that are empty, and too small for this tensor, leave the disk.
-            self._files = [file for file in self._files if file.used]
+            self._files = [each for each in self._files if each.used]
             file = UnnamedFile(self._path, max(room, part, GROWTH))
             self._files.append(file)
 
@@ -222,14 +238,15 @@ class StoreFiles:
         data = filling.file.read(piece, filling)
         self._read += piece.nbytes
 
-        if checksum is not None:
-            found = self._sum(data)
-            if found != checksum:
-                raise ChecksumMismatch(
-                    f"a saved tensor of {piece.nbytes:,} bytes came back from {self._folder} with CRC-32 {found:08x}"
-                    f" and was written with {checksum:08x}: the disk or the memory is at fault; name a folder on "
-                    "another disk"
-                )
+        if checksum is None:
+            return data
+        found = self._sum(data)
+        if found != checksum:
+            raise ChecksumMismatch(
+                f"a saved tensor of {piece.nbytes:,} bytes came back from {self._folder} "
+                f"with CRC-32 {found:08x} and was written with {checksum:08x}: "
+                "the disk or the memory is at fault; name a folder on another disk"
+            )
         return data
 
     def prefetch(self, piece: Piece) -> None:
@@ -264,16 +281,20 @@ class StoreFiles:
         return self._tight
 
     def _sum(self, data: Tensor) -> int:
+        if not data.numel():
+            return 0
         begun = time.perf_counter()
-        found = zlib.crc32(memory_of(data)) if data.numel() else 0
+        found = zlib.crc32(memory_of(data))
         self._summing += time.perf_counter() - begun
         return found
 
     def __str__(self) -> str:
         files = "a file" if self.count == 1 else f"{self.count} files"
         text = (
-            f"{files} of {self.size:,} bytes in {self._folder}: {self.puts:,} tensors of "
-            f"{self._written:,} bytes written, {self._read:,} bytes read, {self.window.out:,} bytes dropped "
-            "from memory"
+            f"{files} of {self.size:,} bytes in {self._folder}: {self.puts:,} tensors "
+            f"of {self._written:,} bytes written, {self._read:,} bytes read, "
+            f"{self.window.out:,} bytes dropped from memory"
         )
-        return f"{text}, {self._summing:.3f} s for checksums" if self._checksum else text
+        if self._checksum:
+            text += f", {self._summing:.3f} s for checksums"
+        return text

@@ -34,12 +34,20 @@ _POPULATE_READ = 22  # Linux 5.14, <linux/mman.h>
 _POPULATE_WRITE = 23
 _NORESERVE = 0x4000
 
-LIBC: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+LIBC: Any = None
 _maps: dict[int, int] = {}  # address -> length, of every live map
 
-if LIBC is not None:
+if os.name == "posix":
+    LIBC = ctypes.CDLL(None, use_errno=True)
     LIBC.mmap.restype = ctypes.c_void_p
-    LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+    LIBC.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int64,
+    ]
     LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -50,7 +58,8 @@ def can_map() -> bool:
     if not sys.platform.startswith("linux") or LIBC is None:
         return False
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
-        address = ctypes.addressof(start := ctypes.c_char.from_buffer(page))
+        start = ctypes.c_char.from_buffer(page)
+        address = ctypes.addressof(start)
         able: bool = LIBC.madvise(address, mmap.PAGESIZE, _POPULATE_WRITE) == 0
         del start  # a map whose memory is exported cannot be closed
     return able
@@ -69,9 +78,9 @@ def map_range(file: int, offset: int, nbytes: int, released: Callable[[], None])
     Raises:
         OSError: The range cannot be mapped, or not be read.
     """
-    address = LIBC.mmap(
-        None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _NORESERVE, file, offset
-    )
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    flags = mmap.MAP_PRIVATE | _NORESERVE
+    address = LIBC.mmap(None, nbytes, protection, flags, file, offset)
     if address == ctypes.c_void_p(-1).value:
         raise _error(ctypes.get_errno())
     if LIBC.madvise(address, nbytes, _POPULATE_READ):

@@ -1,4 +1,6 @@
-"""The window: the bytes of the disk store that stay in memory; one thread writes older ones out, another reads them ahead.
+"""The window: the bytes of the disk store that stay in memory.
+
+One thread writes older ones out, another reads them ahead.
 
 # Note [When the bytes are taken]
 A program may change a tensor in place right after it was saved, also in ways that increase no
@@ -33,7 +35,10 @@ _LOOK_BACK = 64  # the number of earlier pieces that a read considers for readin
 
 
 class JobThread:
-    """A thread that runs jobs in order; it starts with the first job, and ends at `end` or when its object is collected."""
+    """A thread that runs jobs in order.
+
+    It starts with the first job, and ends at `end` or when its object is collected.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -139,12 +144,16 @@ class MemoryWindow:
             self._inside.add(piece)
 
     def squeeze(self) -> None:
-        """Write out the oldest pieces until the rest is within the limit; waits if the disk is behind."""
+        """Write out the oldest pieces until the rest is within the limit.
+
+        Waits if the disk is behind.
+        """
         leaving = []
         with self._lock:
             self._forget_freed()
             while self._inside.room > self._limit:
                 leaving.append(self._inside.pop_oldest())
+
         with self._left:
             self._leaving += sum(piece.room for piece in leaving)
         for piece in leaving:
@@ -183,8 +192,9 @@ class MemoryWindow:
 
     def _fetch(self, piece: Piece) -> None:
         """Begin to read a piece ahead, if it is out and there is room for it."""
-        if piece.out and piece not in self._ahead and self._ahead.room + piece.room <= self._limit:
-            self._ahead.add(piece)
+        ahead = self._ahead
+        if piece.out and piece not in ahead and ahead.room + piece.room <= self._limit:
+            ahead.add(piece)
             self._reader.do(partial(_read, piece))
 
     def _write_out(self, piece: Piece) -> None:

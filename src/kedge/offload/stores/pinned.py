@@ -21,7 +21,9 @@ from kedge.errors import NotPinned, warn
 from kedge.offload.stores.streams import CopyDevice
 
 _GRAIN = 512  # bytes; each range begins at a multiple of it
-_LEAST, _MOST = 64 << 20, 1 << 30  # the bytes by which memory grows
+_LEAST = 64 << 20
+_MOST = 1 << 30
+"""The bytes by which memory grows, at least and at most."""
 
 
 class PinnedRange:
@@ -36,7 +38,9 @@ class PinnedRange:
     __slots__ = ("block", "busy", "host", "size", "start")
 
     def __init__(self, block: _Block, start: int, nbytes: int) -> None:
-        self.block, self.start, self.size = block, start, _rounded(nbytes)
+        self.block = block
+        self.start = start
+        self.size = _rounded(nbytes)
         self.host = block.host[start : start + nbytes]
         self.busy: list[Any] = []
 
@@ -54,7 +58,9 @@ class PinnedRanges:
     """
 
     def __init__(self, device: CopyDevice, *, pin: bool, most: int) -> None:
-        self._device, self._pin, self._most = device, pin, most
+        self._device = device
+        self._pin = pin
+        self._most = most
         self._blocks: list[_Block] = []
         self.size = 0
 
@@ -83,7 +89,9 @@ class PinnedRanges:
 
     def release(self, taken: PinnedRange, busy: Sequence[Any]) -> None:
         """Take a range back; the next copy to these bytes waits for the events."""
-        block, start, end = taken.block, taken.start, taken.start + taken.size
+        block = taken.block
+        start = taken.start
+        end = start + taken.size
         block.free.release(start, taken.size)
         # Copies to the range have waited for its earlier events.
         block.busy = [row for row in block.busy if not start <= row[0] < row[1] <= end]
@@ -96,7 +104,8 @@ class PinnedRanges:
                 self._device.wait(event)
             if block.pinned:
                 self._device.unpin(block.host.data_ptr())
-        self._blocks, self.size = [], 0
+        self._blocks = []
+        self.size = 0
 
     def _grow(self, nbytes: int) -> _Block:
         size = _paged(max(_rounded(nbytes), min(max(_LEAST, self.size), _MOST)))
@@ -105,10 +114,12 @@ class PinnedRanges:
         if self.size + size > self._most:
             raise OSError(
                 errno.ENOMEM,
-                f"saved tensors need {nbytes:,} more bytes of the CPU's memory; {self.size:,} are in use and the "
-                f"limit is {self._most:,}",
+                f"saved tensors need {nbytes:,} more bytes of the CPU's memory; "
+                f"{self.size:,} are in use and the limit is {self._most:,}",
             )
-        block = _Block(size, self._device.locked(size) if self._pin else None)
+
+        locked = self._device.locked(size) if self._pin else None
+        block = _Block(size, locked)
         if self._pin and block.own:
             failed = self._device.pin(block.host.data_ptr(), size)
             block.pinned = failed is None
@@ -154,7 +165,8 @@ class FreeRanges:
     def release(self, start: int, size: int) -> None:
         """Release a range that was taken, and join it with the free ranges beside it."""
         self.used -= size
-        if (before := self._ends.get(start)) is not None:
+        before = self._ends.get(start)
+        if before is not None:
             size += self._remove(before)
             start = before
         if start + size in self._starts:
@@ -188,9 +200,9 @@ class _Block:
 
     def __init__(self, size: int, given: Tensor | None) -> None:
         self.own = given is None
-        self.host: Tensor = (
-            torch.frombuffer(_map(size), dtype=torch.uint8) if given is None else given
-        )
+        if given is None:
+            given = torch.frombuffer(_map(size), dtype=torch.uint8)
+        self.host = given
         self.free = FreeRanges(size)
         self.busy: list[tuple[int, int, Any]] = []
         self.pinned = False
@@ -230,7 +242,9 @@ def _paged(nbytes: int) -> int:
 def _warn(failed: str, size: int) -> None:
     warn(
         NotPinned(
-            f"{size:,} bytes of the CPU's memory could not be locked ({failed}): copies to and from it stop the "
-            "program; a limit of the container or `ulimit -l` may be the cause; kedge.Cpu(pin=False) locks no memory"
+            f"{size:,} bytes of the CPU's memory could not be locked ({failed}): "
+            "copies to and from it stop the program; "
+            "a limit of the container or `ulimit -l` may be the cause; "
+            "kedge.Cpu(pin=False) locks no memory"
         )
     )

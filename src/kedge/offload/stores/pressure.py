@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-_STALLED = 10.0  # per cent of the last ten seconds in which some task waited for memory
-_SHARE = 0.5  # of the memory available to files: the share of Kedge's file
+_STALLED = 10.0
+"""Per cent of the last ten seconds in which some task waited for memory."""
+_SHARE = 0.5
+"""The share of Kedge's file in the memory available to files."""
 
 
 class Pressure:
@@ -44,10 +46,8 @@ class Pressure:
 
     def stalled(self) -> bool:
         """Whether tasks have been waiting for memory."""
-        files = [
-            self._proc / "pressure" / "memory",
-            *(folder / "memory.pressure" for folder in self._levels),
-        ]
+        files = [self._proc / "pressure" / "memory"]
+        files += [folder / "memory.pressure" for folder in self._levels]
         return any(_waiting(file) >= _STALLED for file in files)
 
 
@@ -61,9 +61,12 @@ def _levels(proc: Path, groups: Path) -> Iterator[Path]:
         inner = root / path.lstrip("/")
         # In a container the path is that on the host, and the mount begins at the container's own
         # group.
-        inner = inner if inner.is_dir() else root
+        if not inner.is_dir():
+            inner = root
         yield inner
-        yield from (level for level in inner.parents if level.is_relative_to(root))
+        for level in inner.parents:
+            if level.is_relative_to(root):
+                yield level
 
 
 def _room(group: Path) -> int | None:
@@ -71,17 +74,20 @@ def _room(group: Path) -> int | None:
         ("memory.max", "memory.current", "file", "shmem"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem"),
     ):
-        limit, usage = _read(group / most).strip(), _read(group / now).strip()
+        limit = _read(group / most).strip()
+        usage = _read(group / now).strip()
         if limit.isdigit() and usage.isdigit():
             stat = _numbers(group / "memory.stat")
-            return max(0, int(limit) - int(usage) + stat.get(files, 0) - stat.get(shared, 0))
+            droppable = stat.get(files, 0) - stat.get(shared, 0)
+            return max(0, int(limit) - int(usage) + droppable)
     return None
 
 
 def _waiting(file: Path) -> float:
     for line in _read(file).splitlines():
         if line.startswith("some "):
-            return float(line.split("avg10=")[1].split()[0])
+            _, _, rest = line.partition("avg10=")
+            return float(rest.split()[0])
     return 0.0
 
 

@@ -1,4 +1,4 @@
-"""The device interface of the CPU store: all calls that move bytes beside the computation, in one small class.
+"""The device interface of the CPU store: all calls that move bytes beside the computation.
 
 # Note [Order of copies]
 Copies run on streams of their own, one in each direction on each device. Their order:
@@ -50,13 +50,22 @@ class CopyDevice:
         if device.type == "cpu":
             return "these tensors are in CPU memory already"
         if not accelerators.has_streams(device):
-            return f"copies run beside the computation on devices with streams only, not on {device.type!r}"
+            return (
+                "copies run beside the computation on devices with streams only, "
+                f"not on {device.type!r}"
+            )
         if accelerators.shares_memory(device):
-            return f"{device} has no memory of its own: it uses the CPU's, and a move takes time and frees nothing"
+            return (
+                f"{device} has no memory of its own: it uses the CPU's, "
+                "and a move takes time and frees nothing"
+            )
         return None
 
     def capturing(self) -> bool:
-        """Whether a graph of the device is being captured, which records calls for later runs instead of running them."""
+        """Whether a graph of the device is being captured.
+
+        That records calls for later runs instead of running them.
+        """
         return accelerators.is_capturing()
 
     def current(self, device: torch.device) -> torch.Stream:
@@ -91,25 +100,39 @@ class CopyDevice:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
     def copy(self, target: Tensor, source: Tensor, stream: torch.Stream) -> None:
-        """Queue a copy on a stream, without waiting; PyTorch itself detects whether the memory is pinned."""
+        """Queue a copy on a stream, without waiting.
+
+        PyTorch itself detects whether the memory is pinned.
+        """
         with torch.no_grad(), accelerators.on(stream):
             target.copy_(source, non_blocking=True)
 
     def lend(self, tensor: Tensor, stream: torch.Stream) -> bool:
-        """Keep a tensor's memory until another stream has finished with it, if the device can; see Note [Order of copies]."""
+        """Keep a tensor's memory until another stream has finished with it, if the device can.
+
+        See Note [Order of copies].
+        """
         return accelerators.lend(tensor, stream)
 
     def locked(self, nbytes: int) -> Tensor | None:
-        """Return memory with locked pages; None on a device for which pages of the store's own are locked by `pin`."""
-        return None if cuda.can_register() else accelerators.pinned((nbytes,), torch.uint8)
+        """Return memory with locked pages.
+
+        Returns:
+            None on a device for which pages of the store's own are locked by `pin`.
+        """
+        if cuda.can_register():
+            return None
+        return accelerators.pinned((nbytes,), torch.uint8)
 
     def pin(self, address: int, nbytes: int) -> str | None:
-        """Lock pages of host memory, so that copies run asynchronously; returns the error text if that fails, else None."""
-        return (
-            cuda.register(address, nbytes)
-            if cuda.can_register()
-            else "the device has no memory of this kind"
-        )
+        """Lock pages of host memory, so that copies run asynchronously.
+
+        Returns:
+            The error text if that fails, else None.
+        """
+        if not cuda.can_register():
+            return "the device has no memory of this kind"
+        return cuda.register(address, nbytes)
 
     def unpin(self, address: int) -> None:
         """Unlock the pages."""

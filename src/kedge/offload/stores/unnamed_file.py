@@ -117,30 +117,38 @@ class UnnamedFile(OwnDescriptor):
     def __init__(self, path: str | os.PathLike[str] | None, most: int) -> None:
         if not hasattr(os, "pwritev"):
             raise StoreError(
-                "saved tensors cannot go to disk on this system: it cannot write at an offset in a file"
+                "saved tensors cannot go to disk on this system: "
+                "it cannot write at an offset in a file"
             )
-        self.folder = given_path(tempfile.gettempdir() if path is None else path)
+        if path is None:
+            path = tempfile.gettempdir()
+        self.folder = given_path(path)
         self.most = most
         self.size = 0
         self._end = 0
         self._filling: Callable[[], Filling | None] = _nothing
+
         if not self.folder.is_dir():
             raise StoreError(
-                f"saved tensors cannot go to {self.folder}, which is not a folder; create it, or name another"
+                f"saved tensors cannot go to {self.folder}, which is not a folder; "
+                "create it, or name another"
             )
         try:
             opened = _open(self.folder)
         except OSError as error:
             raise StoreError(
-                f"saved tensors cannot go to {self.folder}, where no file can be created: {error.strerror}; name a "
-                "folder that you may write to"
+                f"saved tensors cannot go to {self.folder}, where no file can be created: "
+                f"{error.strerror}; name a folder that you may write to"
             ) from error
         _warn_of_memory(self.folder)
         super().__init__(opened)
 
     @property
     def lost(self) -> bool:
-        """Whether nothing in it can be read: this process is a fork, or the program has closed the file."""
+        """Whether nothing in it can be read.
+
+        This process is a fork, or the program has closed the file.
+        """
         try:
             self.check()
         except OSError:
@@ -150,7 +158,9 @@ class UnnamedFile(OwnDescriptor):
     @property
     def used(self) -> int:
         """The bytes of it that are taken."""
-        return 0 if self._filling() is None else self._end
+        if self._filling() is None:
+            return 0
+        return self._end
 
     def take(self, nbytes: int, number: int) -> Piece:
         """Take the room behind all that is in the file, for so many bytes.
@@ -209,7 +219,9 @@ class UnnamedFile(OwnDescriptor):
             raise _refused(error, self.folder, piece.room) from error
 
     def read(self, piece: Piece, filling: Filling) -> Tensor:
-        """Return the bytes of a piece as a uint8 tensor: a private map of the file where the system can, else a copy.
+        """Return the bytes of a piece as a uint8 tensor.
+
+        It is a private map of the file where the system can, else a copy.
 
         Args:
             piece: The piece.
@@ -220,8 +232,8 @@ class UnnamedFile(OwnDescriptor):
         """
         if self.closed:
             raise StoreError(
-                "a saved tensor on disk cannot be read in a process that was forked after it was saved; run forward "
-                "and backward in the same process"
+                "a saved tensor on disk cannot be read in a process that was forked "
+                "after it was saved; run forward and backward in the same process"
             )
         nbytes = piece.nbytes
         try:
@@ -233,9 +245,10 @@ class UnnamedFile(OwnDescriptor):
             advice = "name a folder on another disk, and run again"
             if isinstance(error, DescriptorTaken):
                 advice = LEAVE_OPEN
+            cause = error.strerror or str(error)
             raise StoreError(
-                f"a saved tensor of {nbytes:,} bytes cannot be read back from {self.folder}:"
-                f" {error.strerror or error}; {advice}"
+                f"a saved tensor of {nbytes:,} bytes cannot be read back from {self.folder}: "
+                f"{cause}; {advice}"
             ) from error
 
     def _copied(self, start: int, nbytes: int) -> Tensor:
@@ -290,8 +303,8 @@ def _warn_of_memory(folder: Path) -> None:
     _warned.add(device)
     warn(
         DiskIsMemory(
-            f"saved tensors go to {folder}, which is a file system in memory, so this frees nothing; name a folder "
-            "on a disk: kedge.Disk(path)"
+            f"saved tensors go to {folder}, which is a file system in memory, "
+            "so this frees nothing; name a folder on a disk: kedge.Disk(path)"
         )
     )
 
@@ -311,20 +324,18 @@ def filesystem(device: int, mounts: Path = Path("/proc/self/mountinfo")) -> str 
 def _refused(error: OSError, folder: Path, asked: int) -> StoreError:
     """Return the error to raise when a file in a folder cannot take so many more bytes."""
     cause = error.strerror or str(error)
+    refused = f"saved tensors of {asked:,} bytes cannot be written in {folder}: {cause}"
     if isinstance(error, DescriptorTaken):
-        return StoreError(
-            f"saved tensors of {asked:,} bytes cannot be written in {folder}: {cause}; {LEAVE_OPEN}"
-        )
+        return StoreError(f"{refused}; {LEAVE_OPEN}")
     if error.errno not in _FULL:
-        return StoreError(
-            f"saved tensors of {asked:,} bytes cannot be written in {folder}: {cause}; name another folder"
-        )
+        return StoreError(f"{refused}; name another folder")
 
     disk = os.statvfs(folder)
     why = f"{disk.f_bavail * disk.f_frsize:,} bytes are free"
     if error.errno == errno.EFBIG:
         why = "the file would be larger than allowed (ulimit -f)"
     return DiskFull(
-        f"saved tensors need {asked:,} more bytes in {folder}, where {why}: {cause}; make room, name another folder "
-        "(kedge.Disk(path)), or offload fewer modules (where=...)"
+        f"saved tensors need {asked:,} more bytes in {folder}, where {why}: {cause}; "
+        "make room, name another folder (kedge.Disk(path)), "
+        "or offload fewer modules (where=...)"
     )

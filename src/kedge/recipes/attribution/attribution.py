@@ -8,20 +8,38 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
 
 from kedge.calls.arguments import called_as, described, not_a_model, noted_arguments
 from kedge.errors import AttributionError
 from kedge.flow import Event
 from kedge.hooks.handle import Hooked
 from kedge.hooks.session import Session, session
-from kedge.recipes.attribution.graph import REENTRANT, nodes_between, operation_of
-from kedge.recipes.attribution.named import name_of, shortened
-from kedge.recipes.attribution.preserve_state import preserved_state, warn_of_training
 from kedge.recipes.attribution.scores import Target, Targets, score
+from kedge.recipes.model_run import name_of, preserved_state, shortened, warn_of_training
 from kedge.sites import leaves
 from kedge.sites.select import selects
+from kedge.torch_internals.autograd_nodes import by_need
 
 INPUT = ":in"
+REENTRANT = "CheckpointFunctionBackward"
+
+
+def nodes_between(scores: Sequence[Tensor], values: Sequence[Tensor]) -> list[Node]:
+    """Return the nodes that pass a gradient from the scores to the values, from the scores backwards."""
+    ends = {get_gradient_edge(value).node for value in values}
+    begins = [score.grad_fn for score in reversed(scores) if score.grad_fn is not None]
+    order = list(by_need(begins))
+    leading: set[Node] = set(ends)
+    for node in order:  # the nodes behind a node are before it
+        if any(behind in leading for behind, _ in node.next_functions):
+            leading.add(node)
+    return [node for node in reversed(order) if node in leading and node not in ends]
+
+
+def operation_of(node: Node) -> str:
+    """Return PyTorch's name of a node's operation, without namespaces."""
+    return node.name().rpartition("::")[2]
 
 
 class Method:
@@ -34,7 +52,10 @@ class Method:
         """Hook the model before its forward."""
 
     def cut(self, s: Session, scores: list[Tensor], values: list[Tensor]) -> bool:
-        """Hook the graph between the values and the scores; False requests another forward, with `closer` hooks."""
+        """Hook the graph between the values and the scores.
+
+        False requests another forward, with `closer` hooks.
+        """
         return True
 
     def closer(self) -> Method:
@@ -67,12 +88,14 @@ class LeafCopy:
         name = name_of(event)
         if not value.is_floating_point():
             self.others[name] = value
-            return value.clone() if value.is_inference() else None  # which a backward could not use
+            if value.is_inference():  # which a backward could not use
+                return value.clone()
+            return None
         if name not in self.values:
-            through = value.requires_grad and not self.alone
-            self.values[name] = (
-                value.clone() if through else value.detach().clone().requires_grad_()
-            )
+            if value.requires_grad and not self.alone:
+                self.values[name] = value.clone()
+            else:
+                self.values[name] = value.detach().clone().requires_grad_()
         return self.values[name].clone()
 
     def only(self, where: str, hooked: Hooked[Any]) -> Tensor:
@@ -92,7 +115,8 @@ class LeafCopy:
             others = zip(shortened(self.others), self.others.values(), strict=True)
             found = ", ".join(f"{name} is {leaves.describe(t)}" for name, t in others)
             raise AttributionError(
-                f'"{where}" holds no floating-point tensor, and other tensors have no gradient: {found}; '
+                f'"{where}" holds no floating-point tensor, '
+                f"and other tensors have no gradient: {found}; "
                 "take the gradient at a later site, such as the output of an embedding"
             )
         raise AttributionError(f'there is nothing to explain at "{where}": {hooked.ledger()}')
@@ -122,13 +146,14 @@ class Attribution:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise AttributionError(
-                f"an attribution takes a model first, not {not_a_model(model)}; what the model is called with comes in a "
-                "second call, as in saliency(model, target=3)(images)"
+                f"an attribution takes a model first, not {not_a_model(model)}; "
+                "what the model is called with comes in a second call, "
+                "as in saliency(model, target=3)(images)"
             )
         if not selects(wrt):
             raise AttributionError(
-                f'{described(wrt)} is not the name of a place in the model: give a selector, such as "layer4", '
-                "and the class to explain as target=..."
+                f"{described(wrt)} is not the name of a place in the model: "
+                'give a selector, such as "layer4", and the class to explain as target=...'
             )
         if not wrt:
             raise AttributionError(
@@ -136,22 +161,24 @@ class Attribution:
             )
         if isinstance(target, Tensor) and target.is_floating_point():
             raise AttributionError(
-                f"target={leaves.describe(target)} is no class: what the model is called with comes in a second call, as in "
-                "saliency(model, target=3)(images)"
+                f"target={leaves.describe(target)} is no class: "
+                "what the model is called with comes in a second call, "
+                "as in saliency(model, target=3)(images)"
             )
-        self.model, self.method, self.target, self.wrt = model, method, target, wrt
+        self.model = model
+        self.method = method
+        self.target = target
+        self.wrt = wrt
         self._told = False
 
     def __repr__(self) -> str:
         """The model, the target and the place of the gradient, and what to do with it."""
+        target = repr(self.target)
+        if isinstance(self.target, Tensor):
+            target = leaves.describe(self.target)
         return (
-            f"<attribution of {type(self.model).__name__}, target={self._shown_target()}, with respect to {self.wrt!r}: call it "
-            "like the model>"
-        )
-
-    def _shown_target(self) -> str:
-        return (
-            leaves.describe(self.target) if isinstance(self.target, Tensor) else repr(self.target)
+            f"<attribution of {type(self.model).__name__}, target={target}, "
+            f"with respect to {self.wrt!r}: call it like the model>"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -166,7 +193,11 @@ class Attribution:
         return self.answer(args, kwargs)
 
     def answer(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *first: Any, target: Targets = None
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *first: Any,
+        target: Targets = None,
     ) -> Any:
         """Return the attribution with another action before the method's own.
 
@@ -180,16 +211,19 @@ class Attribution:
             self._told = True
             warn_of_training(self.model)
         method = self.method()
-        targets, several = _listed(self.target if target is None else target)
-        answers = self._asked(method, targets, args, kwargs, first) or self._asked(
-            method.closer(), targets, args, kwargs, first
-        )
-        stacked = [
-            torch.stack(column) if several else column[0] for column in zip(*answers, strict=True)
-        ]
-        return (
-            stacked[0] if isinstance(self.wrt, str) else dict(zip(self.wrt, stacked, strict=True))
-        )
+        if target is None:
+            target = self.target
+        targets, several = _listed(target)
+        answers = self._asked(method, targets, args, kwargs, first)
+        if not answers:
+            answers = self._asked(method.closer(), targets, args, kwargs, first)
+
+        stacked = answers[0]
+        if several:
+            stacked = [torch.stack(column) for column in zip(*answers, strict=True)]
+        if isinstance(self.wrt, str):
+            return stacked[0]
+        return dict(zip(self.wrt, stacked, strict=True))
 
     def _asked(
         self,
@@ -207,21 +241,23 @@ class Attribution:
             stack.callback(s.end, quiet=True)  # errors here name the values that did not fire
             if first:
                 s.hook(self.model, *first)
-            found = [
-                (text, leaf := LeafCopy(alone=len(where) == 1), s.hook(self.model, text, leaf))
-                for text in where
-            ]
+            found = []
+            for text in where:
+                leaf = LeafCopy(alone=len(where) == 1)
+                found.append((text, leaf, s.hook(self.model, text, leaf)))
             method.begin(s, self.model)
             with noted_arguments(self.model, args, kwargs):
                 output = self.model(*args, **kwargs)
+
             values = [leaf.only(text, hooked) for text, leaf, hooked in found]
             scores = [score(output, one) for one in targets]
             if not method.cut(s, scores, values):
                 return []
-            return [
-                _differentiated(method, one, where, values, last=one is scores[-1])
-                for one in scores
-            ]
+            answers = []
+            for one in scores:
+                last = one is scores[-1]
+                answers.append(_differentiated(method, one, where, values, last=last))
+            return answers
 
 
 def _differentiated(
@@ -231,17 +267,19 @@ def _differentiated(
     try:
         grads = torch.autograd.grad(one, values, retain_graph=not last, allow_unused=True)
     except RuntimeError as error:
-        if not any(operation_of(node) == REENTRANT for node in nodes_between([one], values)):
+        operations = map(operation_of, nodes_between([one], values))
+        if REENTRANT not in operations:
             raise
         raise AttributionError(
-            "a reentrant checkpoint cannot be differentiated with respect to an input; use checkpoint(..., "
-            "use_reentrant=False), or none"
+            "a reentrant checkpoint cannot be differentiated with respect to an input; "
+            "use checkpoint(..., use_reentrant=False), or none"
         ) from error
     for text, grad in zip(where, grads, strict=True):
         if grad is None:
             raise AttributionError(f'the score does not depend on "{text}"')
     method.check()
-    return [method.read(value.detach(), grad) for value, grad in zip(values, grads, strict=True)]
+    pairs = zip(values, grads, strict=True)
+    return [method.read(value.detach(), grad) for value, grad in pairs]
 
 
 def _listed(targets: Targets) -> tuple[list[Target], bool]:
@@ -287,7 +325,9 @@ def gradient(
 def saliency(
     model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT
 ) -> Attribution:
-    """Explain a score by the magnitude of its gradient: where a small change has the largest effect.
+    """Explain a score by the magnitude of its gradient.
+
+    It shows where a small change has the largest effect.
 
     Simonyan, Vedaldi and Zisserman, "Deep inside convolutional networks", 2013. Their maps are the
     maximum over the channels: ``saliency(model)(images).amax(1)``.

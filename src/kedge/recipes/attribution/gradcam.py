@@ -38,21 +38,23 @@ class Tokens:
     skip: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.grid, Sequence) or not all(
-            isinstance(each, int) for each in self.grid
-        ):
-            raise AttributionError(
-                f"Tokens(grid={described(self.grid)}): grid is the numbers of rows and columns of patches, as in "
-                "Tokens(grid=(14, 14), skip=1)"
-            )
+        if isinstance(self.grid, Sequence) and all(isinstance(each, int) for each in self.grid):
+            return
+        raise AttributionError(
+            f"Tokens(grid={described(self.grid)}): "
+            "grid is the numbers of rows and columns of patches, as in "
+            "Tokens(grid=(14, 14), skip=1)"
+        )
 
     def __call__(self, value: Tensor) -> Tensor:
         """Return tokens in the layout of the image."""
         count = prod(self.grid)
         if value.dim() != 3 or value.shape[1] != self.skip + count:
             raise AttributionError(
-                f"{self} stands for {self.skip} + {count} tokens, but the site gave {leaves.describe(value)}: it needs "
-                "[samples, tokens, width], with a token for each patch after those to skip"
+                f"{self} stands for {self.skip} + {count} tokens, "
+                f"but the site gave {leaves.describe(value)}: "
+                "it needs [samples, tokens, width], "
+                "with a token for each patch after those to skip"
             )
         patches = value[:, self.skip :].transpose(1, 2)
         return patches.reshape(*patches.shape[:2], *self.grid)
@@ -62,9 +64,17 @@ class _GradCam(Method):
     noisy = INPUT
 
     def __init__(
-        self, site: str, layout: Callable[[Tensor], Tensor] | None, size: Size, *, positive: bool
+        self,
+        site: str,
+        layout: Callable[[Tensor], Tensor] | None,
+        size: Size,
+        *,
+        positive: bool,
     ) -> None:
-        self.site, self.layout, self.size, self.positive = site, layout, size, positive
+        self.site = site
+        self.layout = layout
+        self.size = size
+        self.positive = positive
         self.images: dict[str, tuple[int, ...]] = {}
 
     def begin(self, s: Session, model: nn.Module) -> None:
@@ -77,21 +87,27 @@ class _GradCam(Method):
             self.images[str(event.site)] = tuple(value.shape[2:])
 
     def read(self, value: Tensor, gradient: Tensor) -> Tensor:
-        """Return the sum of the channels, weighted by their mean gradients, and its positive part if that is chosen."""
+        """Return the sum of the channels, weighted by their mean gradients.
+
+        If that is chosen, only its positive part.
+        """
         if self.layout is not None:
-            value, gradient = self.layout(value), self.layout(gradient)
-        if value.dim() < 3 or (self.layout is None and value.dim() == 3 and self._is_image()):
+            value = self.layout(value)
+            gradient = self.layout(gradient)
+        of_images = any(len(size) > 1 for size in self.images.values())
+        if value.dim() < 3 or (self.layout is None and value.dim() == 3 and of_images):
             raise AttributionError(
-                f'Grad-CAM needs [samples, channels, rows, columns], but "{self.site}" gave {leaves.describe(value)}; for tokens '
-                "[samples, tokens, width] give their layout, such as layout=Tokens(grid=(14, 14), skip=1)"
+                "Grad-CAM needs [samples, channels, rows, columns], "
+                f'but "{self.site}" gave {leaves.describe(value)}; '
+                "for tokens [samples, tokens, width] give their layout, "
+                "such as layout=Tokens(grid=(14, 14), skip=1)"
             )
+
         weights = gradient.mean(tuple(range(2, gradient.dim())), keepdim=True)
         cam = (weights * value).sum(1, keepdim=True)
-        cam = cam.relu() if self.positive else cam
+        if self.positive:
+            cam = cam.relu()
         return self._resized(cam).squeeze(1)
-
-    def _is_image(self) -> bool:
-        return any(len(size) > 1 for size in self.images.values())
 
     def _resized(self, cam: Tensor) -> Tensor:
         size = self._wanted() if self.size == "input" else self.size
@@ -100,7 +116,8 @@ class _GradCam(Method):
         mode = _MODES.get(cam.dim() - 2)
         if mode is None or len(size) != cam.dim() - 2:
             raise AttributionError(
-                f"a map {list(cam.shape[2:])} cannot be resized to {list(size)}; size=None leaves it as it is"
+                f"a map {list(cam.shape[2:])} cannot be resized to {list(size)}; "
+                "size=None leaves it as it is"
             )
         return functional.interpolate(cam, tuple(size), mode=mode, align_corners=False)
 
@@ -108,10 +125,12 @@ class _GradCam(Method):
         sizes = set(self.images.values())
         if len(sizes) == 1:
             return next(iter(sizes))
-        found = ", ".join(f"{name} {list(size)}" for name, size in self.images.items()) or "none"
+        found = [f"{name} {list(size)}" for name, size in self.images.items()]
         raise AttributionError(
-            f"the size of the map is unknown (images in the input: {found}); give it, such as size=(224, 224), or size=None "
-            "to leave the map as it is at the site"
+            "the size of the map is unknown (images in the input: "
+            f"{', '.join(found) or 'none'}); "
+            "give it, such as size=(224, 224), "
+            "or size=None to leave the map as it is at the site"
         )
 
 
@@ -153,12 +172,13 @@ def grad_cam(
     """
     if not (layout is None or callable(layout)):
         raise AttributionError(
-            f"layout={described(layout)}: give a function of the value, such as Tokens(grid=(14, 14), skip=1)"
+            f"layout={described(layout)}: give a function of the value, "
+            "such as Tokens(grid=(14, 14), skip=1)"
         )
     if not (size is None or isinstance(size, Sequence)):
         raise AttributionError(
-            f'size={described(size)}: give (rows, columns), such as size=(224, 224), "input" or None'
+            f"size={described(size)}: give (rows, columns), such as size=(224, 224), "
+            '"input" or None'
         )
-    return Attribution(
-        model, partial(_GradCam, site, layout, size, positive=positive), target, site
-    )
+    method = partial(_GradCam, site, layout, size, positive=positive)
+    return Attribution(model, method, target, site)

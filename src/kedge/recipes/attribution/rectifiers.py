@@ -28,10 +28,16 @@ from kedge.calls.arguments import called_as
 from kedge.errors import NothingCut
 from kedge.flow import Event
 from kedge.hooks.session import Session
-from kedge.recipes.attribution.attribution import INPUT, Attribution, Method
-from kedge.recipes.attribution.graph import REENTRANT, nodes_between, operation_of
-from kedge.recipes.attribution.named import without_call
+from kedge.recipes.attribution.attribution import (
+    INPUT,
+    REENTRANT,
+    Attribution,
+    Method,
+    nodes_between,
+    operation_of,
+)
 from kedge.recipes.attribution.scores import Targets
+from kedge.recipes.model_run import without_call
 from kedge.torch_internals.autograd_nodes import number_in
 
 _NAMES = 8
@@ -41,13 +47,17 @@ FLOORS = {
     "ClampMinBackward0": "min",
     "ThresholdBackward0": "threshold",
 }
-"""Operations that are a ReLU or a ReLU6 if their lower bound is 0, and the attribute with that bound."""
+"""Operations that are a ReLU or a ReLU6 if their lower bound is 0, and where they have that."""
 NODES = ("ReluBackward0", *FLOORS)
-OPERATIONS = "**/relu:out, **/relu_:out, **/relu6:out, **/hardtanh:out, **/hardtanh_:out"
-CLAMPS = ", **/clamp_:out, **/clamp_min_:out, **/clip_:out, **/threshold_:out, **/threshold:out"
+OPERATIONS = (
+    "**/relu:out, **/relu_:out, **/relu6:out, **/hardtanh:out, **/hardtanh_:out, "
+    "**/clamp_:out, **/clamp_min_:out, **/clip_:out, "
+    "**/threshold_:out, **/threshold:out"
+)
 LOOKED_FOR = (
-    "ReluBackward0 (nn.ReLU, F.relu, x.relu(), relu_) and, from 0, HardtanhBackward0 (nn.ReLU6, F.relu6), ClampBackward1 and "
-    "ClampMinBackward0 (x.clamp(min=0)), ThresholdBackward0"
+    "ReluBackward0 (nn.ReLU, F.relu, x.relu(), relu_) and, from 0, "
+    "HardtanhBackward0 (nn.ReLU6, F.relu6), "
+    "ClampBackward1 and ClampMinBackward0 (x.clamp(min=0)), ThresholdBackward0"
 )
 OPAQUE = {
     REENTRANT: "a reentrant checkpoint; use checkpoint(..., use_reentrant=False), or none",
@@ -59,7 +69,9 @@ OPAQUE = {
 def rectifies(node: Node) -> bool:
     """Whether a node belongs to a ReLU or a ReLU6, under any of their names."""
     name = operation_of(node)
-    return name == "ReluBackward0" or (name in FLOORS and number_in(node, FLOORS[name]) == 0)
+    if name in FLOORS:
+        return bool(number_in(node, FLOORS[name]) == 0)
+    return name == "ReluBackward0"
 
 
 class InPlaceRelus:
@@ -81,21 +93,21 @@ class InPlaceRelus:
             return
         if bool((value < 0).any()):
             return  # the output of a ReLU is never negative
+        site = event.site
+        _, _, operation = str(site).rpartition("/")
+        ceiling = isinstance(model.get_submodule(site.path), nn.ReLU6)
+        known = ceiling or operation.startswith("relu")
         joined = made.next_functions[0][0]
-        ceiling = isinstance(model.get_submodule(event.site.path), nn.ReLU6)
-        known = ceiling or str(event.site).rpartition("/")[2].startswith("relu")
-        if (
-            known
-            and joined is not None
-            and operation_of(joined) == "CopySlices"
-            and _has_all(value)
-        ):
+        if known and joined is not None and _covers(joined, value):
             self.whole.add(joined)
         else:
-            self.parts[without_call(str(event.site)).removesuffix(":out")] = None
+            self.parts[without_call(str(site)).removesuffix(":out")] = None
 
 
-def _has_all(value: Tensor) -> bool:
+def _covers(node: Node, value: Tensor) -> bool:
+    """Whether a node works in place on a view, and the view has all of its tensor."""
+    if operation_of(node) != "CopySlices":
+        return False
     return value.untyped_storage().nbytes() == value.nbytes
 
 
@@ -103,18 +115,23 @@ class _Cut(Method):
     name = ""
 
     def __init__(self, slices: InPlaceRelus | None = None) -> None:
-        self.sites = self.cuts = self.before = 0
+        self.sites = 0
+        self.cuts = 0
+        self.before = 0
         self.others: Counter[str] = Counter()
         self.slices = slices
 
     def closer(self) -> Method:
-        """Return the method with the ReLUs that worked in place on views; see Note [A ReLU in place on a view]."""
+        """Return the method with the ReLUs that worked in place on views.
+
+        See Note [A ReLU in place on a view].
+        """
         return type(self)(InPlaceRelus())
 
     def begin(self, s: Session, model: nn.Module) -> None:
         """Hook the operations, if they are needed."""
         if self.slices is not None:
-            s.hook(model, OPERATIONS + CLAMPS, partial(self.slices.check_operation, model))
+            s.hook(model, OPERATIONS, partial(self.slices.check_operation, model))
 
     def cut(self, s: Session, scores: list[Tensor], values: list[Tensor]) -> bool:
         """Hook every node of a rectifier; see Note [Where the ReLUs are]."""
@@ -124,7 +141,8 @@ class _Cut(Method):
                 raise NothingCut(
                     f"{self.name} cannot tell whether there are ReLUs inside {OPAQUE[name]}"
                 )
-            if rectifies(node) or (self.slices is not None and node in self.slices.whole):
+            in_place = self.slices is not None and node in self.slices.whole
+            if in_place or rectifies(node):
                 self.sites += 1
                 self.at(s, node)
             else:
@@ -133,12 +151,24 @@ class _Cut(Method):
             return False
         if self.slices is not None and self.slices.parts:
             raise NothingCut(
-                f"{self.name} cannot cut at {', '.join(self.slices.parts)}: it works in place on a part of a tensor (a view), "
-                "which autograd merges with the operation that made the tensor; use inplace=False there, or clone first"
+                f"{self.name} cannot cut at {', '.join(self.slices.parts)}: "
+                "it works in place on a part of a tensor (a view), "
+                "which autograd merges with the operation that made the tensor; "
+                "use inplace=False there, or clone first"
             )
-        if not self.sites:
-            raise NothingCut(self._missing())
-        return True
+        if self.sites:
+            return True
+
+        found = [f"{count} {name}" for name, count in self.others.most_common(_NAMES)]
+        text = ", ".join(found) or "no operation"
+        if len(self.others) > _NAMES:
+            text += f" and {len(self.others) - _NAMES} other kinds"
+        raise NothingCut(
+            f"{self.name} cut nothing, so it would be the plain gradient: "
+            "between the score and the input there is no ReLU. "
+            f"Looked for {LOOKED_FOR}; found {text}. "
+            "For a model without ReLUs use kedge.recipes.saliency"
+        )
 
     def at(self, s: Session, node: Node) -> None:
         """Hook one node."""
@@ -153,18 +183,10 @@ class _Cut(Method):
         """Raise if the last backward passed no ReLU."""
         if self.cuts == self.before:
             raise NothingCut(
-                f"{self.name} cut nothing: the gradient of this score passes through none of the {self.sites} ReLUs"
+                f"{self.name} cut nothing: the gradient of this score "
+                f"passes through none of the {self.sites} ReLUs"
             )
         self.before = self.cuts
-
-    def _missing(self) -> str:
-        found = ", ".join(f"{count} {name}" for name, count in self.others.most_common(_NAMES))
-        more = f" and {len(self.others) - _NAMES} other kinds" if len(self.others) > _NAMES else ""
-        return (
-            f"{self.name} cut nothing, so it would be the plain gradient: between the score and the input there is no ReLU. "
-            f"Looked for {LOOKED_FOR}; found {found or 'no operation'}{more}. "
-            "For a model without ReLUs use kedge.recipes.saliency"
-        )
 
 
 class _Guided(_Cut):
@@ -194,11 +216,11 @@ class _Deconvolution(_Cut):
 def guided_backprop(
     model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT
 ) -> Attribution:
-    """Explain a score by guided backpropagation: the gradient, with negative parts set to zero at every ReLU.
+    """Explain a score by guided backpropagation.
 
-    At each ReLU the gradient passes where both the ReLU's input and the gradient are positive
-    (Springenberg, Dosovitskiy, Brox and Riedmiller, "Striving for simplicity: the all convolutional
-    net", 2015).
+    It is the gradient, with negative parts set to zero at every ReLU. At each ReLU the gradient
+    passes where both the ReLU's input and the gradient are positive (Springenberg, Dosovitskiy,
+    Brox and Riedmiller, "Striving for simplicity: the all convolutional net", 2015).
 
     Args:
         model: The model, in the mode for the attribution: usually `eval`.

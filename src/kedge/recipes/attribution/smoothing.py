@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,17 +14,20 @@ from kedge.errors import AttributionError
 from kedge.flow import Event
 from kedge.hooks.session import session
 from kedge.recipes.attribution.attribution import Attribution
-from kedge.recipes.attribution.named import name_of
-from kedge.recipes.attribution.preserve_state import preserved_state
 from kedge.recipes.attribution.scores import Target, score, settled
+from kedge.recipes.model_run import name_of, preserved_state
 from kedge.sites import leaves
 
 
 class Noise:
-    """An action that adds noise to a batch of copies; the noise does not depend on the number of copies in a batch."""
+    """An action that adds noise to a batch of copies.
+
+    The noise does not depend on the number of copies in a batch.
+    """
 
     def __init__(self, share: float, seed: int) -> None:
-        self.share, self.generator = share, torch.Generator().manual_seed(seed)
+        self.share = share
+        self.generator = torch.Generator().manual_seed(seed)
         self.copies = 1
         self.drawn: dict[str, Tensor] = {}
 
@@ -46,9 +50,8 @@ class Noise:
     def _draw(self, value: Tensor) -> Tensor:
         shape = (value.shape[0] // self.copies, *value.shape[1:])
         dtype = torch.float64 if value.dtype is torch.float64 else torch.float32
-        draws = [
-            torch.randn(shape, generator=self.generator, dtype=dtype) for _ in range(self.copies)
-        ]
+        draw = partial(torch.randn, shape, generator=self.generator, dtype=dtype)
+        draws = [draw() for _ in range(self.copies)]  # the same, however many there are
         return torch.cat(draws).to(value)
 
 
@@ -56,14 +59,23 @@ class Smoothed:
     """An attribution, averaged over noisy copies of its input; called like the model."""
 
     def __init__(
-        self, attribution: Attribution, samples: int, noise: float, seed: int, at_once: int
+        self,
+        attribution: Attribution,
+        samples: int,
+        noise: float,
+        seed: int,
+        at_once: int,
     ) -> None:
-        self.attribution, self.samples, self.noise = attribution, samples, noise
-        self.seed, self.at_once = seed, at_once
+        self.attribution = attribution
+        self.samples = samples
+        self.noise = noise
+        self.seed = seed
+        self.at_once = at_once
 
     def __repr__(self) -> str:
         """The attribution, and what to do with it."""
-        return f"<smoothgrad of {self.samples} samples, {repr(self.attribution).lstrip('<')}"
+        attribution = repr(self.attribution).lstrip("<")
+        return f"<smoothgrad of {self.samples} samples, {attribution}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the averaged attribution for these arguments; see `Attribution`."""
@@ -75,49 +87,66 @@ class Smoothed:
             copies = min(self.at_once, self.samples - first)
             noise.start(copies)
             many, keywords = _repeated((args, kwargs), n, copies)
-            wanted = [_for_each(t, n, copies) for t in targets]
+            wanted = [_for_each(target, n, copies) for target in targets]
             answer = self.attribution.answer(many, keywords, self.where, noise, target=wanted)
-            for name, part in (answer if isinstance(answer, Mapping) else {"": answer}).items():
-                wide = torch.promote_types(
-                    part.dtype, torch.float32
-                )  # many halves would lose the last ones
+            if not isinstance(answer, Mapping):
+                answer = {"": answer}
+            for name, part in answer.items():
+                # Many halves would lose the last ones.
+                wide = torch.promote_types(part.dtype, torch.float32)
                 summed = part.unflatten(1, (copies, -1)).sum(1, dtype=wide)
-                total[name] = total[name] + summed if name in total else summed
+                if name in total:
+                    summed = total[name] + summed
+                total[name] = summed
                 kinds[name] = part.dtype
+
         several = isinstance(self.attribution.target, Sequence)
-        means = {
-            name: ((t if several else t[0]) / self.samples).to(kinds[name])
-            for name, t in total.items()
-        }
-        return means[""] if isinstance(self.attribution.wrt, str) else means
+        means = {}
+        for name, summed in total.items():
+            mean = summed / self.samples
+            if not several:
+                mean = mean[0]
+            means[name] = mean.to(kinds[name])
+        if isinstance(self.attribution.wrt, str):
+            return means[""]
+        return means
 
     @property
     def where(self) -> str:
         """The selector of the values that get noise."""
+        noisy = self.attribution.method().noisy
+        if noisy:
+            return noisy
         wrt = self.attribution.wrt
-        return self.attribution.method().noisy or (wrt if isinstance(wrt, str) else ", ".join(wrt))
+        if isinstance(wrt, str):
+            return wrt
+        return ", ".join(wrt)
 
     def _settled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Target], int]:
-        """Return the targets for all copies, and the number of samples, by one forward without noise."""
+        """Return the targets for all copies, and the number of samples.
+
+        They are found by one forward without noise.
+        """
         sizes: list[int] = []
 
         def measure(value: Tensor) -> None:
             if value.is_floating_point() and value.dim():
                 sizes.append(len(value))
 
-        given = self.attribution.target
-        with preserved_state(self.attribution.model), torch.no_grad(), session() as s:
-            s.hook(self.attribution.model, self.where, measure)
-            with noted_arguments(self.attribution.model, args, kwargs):
-                output = self.attribution.model(*args, **kwargs)
+        model = self.attribution.model
+        with preserved_state(model), torch.no_grad(), session() as s:
+            s.hook(model, self.where, measure)
+            with noted_arguments(model, args, kwargs):
+                output = model(*args, **kwargs)
             s.end(quiet=True)
         if not sizes:
             raise AttributionError(
                 f'there is nothing to add noise to: "{self.where}" holds no floating-point tensor'
             )
-        return [
-            settled(output, one) for one in (given if isinstance(given, Sequence) else [given])
-        ], sizes[0]
+
+        given = self.attribution.target
+        targets = list(given) if isinstance(given, Sequence) else [given]
+        return [settled(output, one) for one in targets], sizes[0]
 
 
 def _for_each(target: Target, n: int, copies: int) -> Target:
@@ -126,16 +155,19 @@ def _for_each(target: Target, n: int, copies: int) -> Target:
         return target
     if isinstance(target, Tensor) or not callable(target):
         classes = torch.as_tensor(target)
-        return classes.repeat(copies) if classes.dim() else target
+        if not classes.dim():
+            return target
+        return classes.repeat(copies)
     one = target
 
     def together(output: Any) -> Tensor:
-        rows = [(name, t) for name, t in leaves.find(output) if t.dim() and len(t) == n * copies]
-        parts = [{name: t[i * n : (i + 1) * n] for name, t in rows} for i in range(copies)]
-        return sum(
-            (score(leaves.put(output, part), one) for part in parts[1:]),
-            score(leaves.put(output, parts[0]), one),
-        )
+        found = leaves.find(output)
+        rows = {name: t for name, t in found if t.dim() and len(t) == n * copies}
+        scores = []
+        for i in range(copies):
+            part = {name: t[i * n : (i + 1) * n] for name, t in rows.items()}
+            scores.append(score(leaves.put(output, part), one))
+        return sum(scores[1:], scores[0])
 
     return together
 
@@ -144,8 +176,11 @@ def _repeated(given: tuple[tuple[Any, ...], dict[str, Any]], n: int, copies: int
     """Return the arguments with repeated tensors, where a tensor has a row for each sample."""
     if copies == 1:
         return given
-    found = [(name, t) for name, t in leaves.find(given) if t.dim() and len(t) == n]
-    return leaves.put(given, {name: t.repeat(copies, *[1] * (t.dim() - 1)) for name, t in found})
+    repeated = {}
+    for name, tensor in leaves.find(given):
+        if tensor.dim() and len(tensor) == n:
+            repeated[name] = tensor.repeat(copies, *[1] * (tensor.dim() - 1))
+    return leaves.put(given, repeated)
 
 
 @called_as("recipes.smoothgrad(recipes.saliency(model), samples=25)(images)")
@@ -181,19 +216,20 @@ def smoothgrad(
     """
     if not isinstance(attribution, Attribution):
         raise AttributionError(
-            f"smoothgrad takes an attribution, not {described(attribution)}; give one without the images, as in "
-            "smoothgrad(saliency(model))(images)"
+            f"smoothgrad takes an attribution, not {described(attribution)}; "
+            "give one without the images, as in smoothgrad(saliency(model))(images)"
         )
-    if not all(isinstance(each, int) for each in (samples, at_once, seed)) or not isinstance(
-        noise, (int, float)
-    ):
+    whole = all(isinstance(each, int) for each in (samples, at_once, seed))
+    if not whole or not isinstance(noise, (int, float)):
         raise AttributionError(
-            f"smoothgrad(samples={described(samples)}, noise={described(noise)}, seed={described(seed)}, "
-            f"at_once={described(at_once)}): these are whole numbers, and noise a number"
+            f"smoothgrad(samples={described(samples)}, noise={described(noise)}, "
+            f"seed={described(seed)}, at_once={described(at_once)}): "
+            "these are whole numbers, and noise a number"
         )
     if samples < 1 or at_once < 1 or noise < 0:
         raise AttributionError(
-            f"smoothgrad(samples={samples}, noise={noise}, at_once={at_once}): there must be at least one copy, at "
-            "least one at once, and noise of 0 or more"
+            f"smoothgrad(samples={samples}, noise={noise}, at_once={at_once}): "
+            "there must be at least one copy, at least one at once, "
+            "and noise of 0 or more"
         )
     return Smoothed(attribution, samples, noise, seed, at_once)

@@ -11,13 +11,17 @@ from torch import Tensor, nn
 
 from kedge.calls.arguments import called_as, described
 from kedge.errors import InterventionError
-from kedge.flow import Event, as_act
+from kedge.flow import Act, Event, as_act
 from kedge.hooks.handle import Hooked
 from kedge.hooks.session import hook, session
-from kedge.recipes.attribution.named import name_of, without_call
-from kedge.recipes.attribution.preserve_state import preserved_state, warn_of_training
-from kedge.recipes.interventions.inputs import run
 from kedge.recipes.interventions.positions import Positions, mask
+from kedge.recipes.model_run import (
+    name_of,
+    preserved_state,
+    run,
+    warn_of_training,
+    without_call,
+)
 from kedge.sites import leaves
 from kedge.sites.select import Selectors
 from kedge.torch_internals.accelerators import with_doubles
@@ -28,7 +32,12 @@ By: TypeAlias = float | Tensor | Callable[..., Tensor]
 
 @called_as('recipes.ablate(model, "layer4")')
 def ablate(
-    model: nn.Module, sites: Selectors, by: By = 0.0, *, positions: Positions = None, dim: int = 1
+    model: nn.Module,
+    sites: Selectors,
+    by: By = 0.0,
+    *,
+    positions: Positions = None,
+    dim: int = 1,
 ) -> Hooked[Any]:
     """Replace values in a model by zeros, means or other values, to see what it does without them.
 
@@ -63,15 +72,22 @@ class Ablation:
     def __init__(self, by: By, positions: Positions = None, dim: int = 1) -> None:
         if not (isinstance(by, (Tensor, Real)) or callable(by)):
             raise InterventionError(
-                f"ablate by {by!r}: give a number, a tensor, means, resample, or an action that returns a tensor"
+                f"ablate by {by!r}: give a number, a tensor, means, resample, "
+                "or an action that returns a tensor"
             )
-        self.by, self.positions, self.dim = by, positions, dim
-        self.act = as_act(by) if callable(by) and not isinstance(by, Tensor) else None
+        self.by = by
+        self.positions = positions
+        self.dim = dim
+        self.act: Act | None = None
+        if callable(by) and not isinstance(by, Tensor):
+            self.act = as_act(by)
 
     def __repr__(self) -> str:
         """The replacement of the value."""
         by = leaves.describe(self.by) if isinstance(self.by, Tensor) else self.by
-        return f"Ablation({by})" if self.positions is None else f"Ablation({by}, {self.positions})"
+        if self.positions is None:
+            return f"Ablation({by})"
+        return f"Ablation({by}, {self.positions})"
 
     def __call__(self, value: Tensor, event: Event) -> Tensor:
         """Return the ablated value."""
@@ -87,19 +103,20 @@ class Ablation:
             new = self.act(value, event)
             if not isinstance(new, Tensor):
                 raise InterventionError(
-                    f"{self.by!r} returned a {type(new).__name__}, so nothing was ablated; return a tensor"
+                    f"{self.by!r} returned a {type(new).__name__}, "
+                    "so nothing was ablated; "
+                    "return a tensor"
                 )
             return new
+
         number: Any = self.by
-        if not _holds(value.dtype, number):
+        holds_fractions = value.dtype.is_floating_point or value.dtype.is_complex
+        if not holds_fractions and not float(number).is_integer():
             raise InterventionError(
-                f"{self.by} cannot fill {leaves.describe(value)}; give a whole number, or name one value, such as out[0]"
+                f"{self.by} cannot fill {leaves.describe(value)}; "
+                "give a whole number, or name one value, such as out[0]"
             )
         return torch.full_like(value, number)
-
-
-def _holds(dtype: torch.dtype, number: float) -> bool:
-    return dtype.is_floating_point or dtype.is_complex or float(number).is_integer()
 
 
 def _fitting(new: Tensor, value: Tensor) -> Tensor:
@@ -108,8 +125,10 @@ def _fitting(new: Tensor, value: Tensor) -> Tensor:
         return torch.empty_like(value).copy_(new)
     except RuntimeError as error:
         raise InterventionError(
-            f"{leaves.describe(new)} does not broadcast to the value, {leaves.describe(value)}; average it over the "
-            "dimensions in which they differ, such as means(..., over=(0, 1)) for samples and positions"
+            f"{leaves.describe(new)} does not broadcast to the value, "
+            f"{leaves.describe(value)}; "
+            "average it over the dimensions in which they differ, "
+            "such as means(..., over=(0, 1)) for samples and positions"
         ) from error
 
 
@@ -129,14 +148,9 @@ class Means:
         """Action that adds a value to the sum of its site."""
         if event.recompute or not value.is_floating_point():
             return
-        name, dims = name_of(event), _dimensions(value, self.over)
-        wide = with_doubles(value.detach())
-        # PyTorch takes no dimensions for all of them.
-        part = (
-            wide.sum(dims, keepdim=True, dtype=torch.float64)
-            if dims
-            else wide.to(torch.float64, copy=True)
-        )
+        name = name_of(event)
+        dims = _dimensions(value, self.over)
+        part = _summed(with_doubles(value.detach()), dims)
         count = torch.Size(value.shape[d] for d in dims).numel()
         if name not in self.sums:
             self.sums[name] = part, count
@@ -144,8 +158,10 @@ class Means:
         total, before = self.sums[name]
         if total.shape != part.shape:
             raise InterventionError(
-                f"{name} gives means of the shape {list(total.shape)}, then of {list(part.shape)}: average over the dimension "
-                f"that varies as well, as over=(0, 1) does for positions"
+                f"{name} gives means of the shape {list(total.shape)}, "
+                f"then of {list(part.shape)}: "
+                "average over the dimension that varies as well, "
+                "as over=(0, 1) does for positions"
             )
         self.sums[name] = total + part, before + count
 
@@ -172,12 +188,19 @@ class Means:
         return f"means of {len(self.sums)} sites"
 
 
+def _summed(value: Tensor, dims: tuple[int, ...]) -> Tensor:
+    if not dims:  # which PyTorch takes for all of them
+        return value.to(torch.float64, copy=True)
+    return value.sum(dims, keepdim=True, dtype=torch.float64)
+
+
 def _dimensions(value: Tensor, over: Sequence[int] | None) -> tuple[int, ...]:
     if over is None:
         return tuple(range(value.dim() - 1))
     if any(not -value.dim() <= d < value.dim() for d in over):
         raise InterventionError(
-            f"over={tuple(over)}: the value is {leaves.describe(value)}, which has no such dimension"
+            f"over={tuple(over)}: the value is {leaves.describe(value)}, "
+            "which has no such dimension"
         )
     return tuple(dict.fromkeys(d % value.dim() for d in over))
 
@@ -212,10 +235,13 @@ def means(
     warn_of_training(model)
     if isinstance(inputs, (Tensor, Mapping, str)):
         raise InterventionError(
-            f"the inputs are {leaves.describe(inputs)}, of which each row or key would be a batch; give a list of batches, "
-            "such as [inputs]"
+            f"the inputs are {leaves.describe(inputs)}, "
+            "of which each row or key would be a batch; "
+            "give a list of batches, such as [inputs]"
         )
-    found = Means([over] if isinstance(over, int) else over)
+    if isinstance(over, int):
+        over = [over]
+    found = Means(over)
     with preserved_state(model), torch.no_grad(), session() as s:
         hooked = s.hook(model, sites, found.take)
         for given in inputs:
@@ -239,18 +265,23 @@ class Resample:
         n = len(value) if value.dim() else 1
         if n < 2:
             raise InterventionError(
-                f"resample takes values from other samples of the batch, and here is one: {leaves.describe(value)}"
+                "resample takes values from other samples of the batch, "
+                f"and here is one: {leaves.describe(value)}"
             )
-        now, name = (event.pass_, event.replica, n), name_of(event)
-        if now in self.others and not event.recompute and name in self.others[now][1]:
-            del self.others[now]  # of another block, whose passes were counted from 0 as well
+        now = event.pass_, event.replica, n
+        name = name_of(event)
+        if now in self.others and not event.recompute:
+            _, names = self.others[now]
+            if name in names:
+                del self.others[now]  # of another block, whose passes were counted from 0 as well
         if now not in self.others:
             order = torch.randperm(n, generator=self.generator)
-            self.others[now] = torch.empty_like(order).scatter_(0, order, order.roll(1)), set()
-            if (
-                len(self.others) > _PASSES
-            ):  # a recompute, in a backward, asks for those of its forward again
+            others = torch.empty_like(order).scatter_(0, order, order.roll(1))
+            self.others[now] = others, set()
+            # A recompute, in a backward, asks for those of its forward again.
+            if len(self.others) > _PASSES:
                 del self.others[next(iter(self.others))]
+
         others, names = self.others[now]
         names.add(name)
         return value[others.to(value.device)]
@@ -279,7 +310,8 @@ def resample(seed: int = 0) -> Resample:
     """
     if not isinstance(seed, int):
         raise InterventionError(
-            f"resample(seed={described(seed)}): seed is a whole number; the model and the place are arguments of ablate, as in "
+            f"resample(seed={described(seed)}): seed is a whole number; "
+            "the model and the place are arguments of ablate, as in "
             'ablate(model, "layer4", resample())'
         )
     return Resample(seed)

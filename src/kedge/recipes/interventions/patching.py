@@ -14,10 +14,14 @@ from kedge.calls.arguments import called_as
 from kedge.errors import InterventionError
 from kedge.flow import Event
 from kedge.hooks.session import session
-from kedge.recipes.attribution.named import name_of, shortened
-from kedge.recipes.attribution.preserve_state import preserved_state, warn_of_training
-from kedge.recipes.interventions.inputs import run
 from kedge.recipes.interventions.positions import mask
+from kedge.recipes.model_run import (
+    name_of,
+    preserved_state,
+    run,
+    shortened,
+    warn_of_training,
+)
 from kedge.sites import leaves
 from kedge.sites.select import Selectors
 
@@ -40,6 +44,13 @@ class PatchRow:
     metric: float
     effect: float
 
+    @property
+    def name(self) -> str:
+        """The site, and the position if there is one."""
+        if self.position is None:
+            return self.site
+        return f"{self.site} at {self.position}"
+
 
 class Patching(notebook.Printed):
     """The effects of patches, as a table that prints; the result of `patch`.
@@ -51,7 +62,9 @@ class Patching(notebook.Printed):
     """
 
     def __init__(self, clean: float, corrupted: float, rows: tuple[PatchRow, ...]) -> None:
-        self.clean, self.corrupted, self.rows = clean, corrupted, rows
+        self.clean = clean
+        self.corrupted = corrupted
+        self.rows = rows
 
     def __len__(self) -> int:
         """The number of patches."""
@@ -67,45 +80,43 @@ class Patching(notebook.Printed):
         if not found:
             names = ", ".join(dict.fromkeys(row.site for row in self.rows))
             raise KeyError(f'"{site}" was not patched; there are {names}')
-        return [row.effect for row in found] if found[0].position is not None else found[0].effect
+        if found[0].position is None:
+            return found[0].effect
+        return [row.effect for row in found]
 
     @property
     def effects(self) -> Tensor:
-        """The effects by site and position, [sites, positions]; NaN where a site has fewer positions; [sites] without."""
-        sites = list(dict.fromkeys(row.site for row in self.rows))
-        by_site = [[row.effect for row in self.rows if row.site == site] for site in sites]
-        width = max(map(len, by_site))
-        table = torch.tensor(
-            [line + [float("nan")] * (width - len(line)) for line in by_site], dtype=torch.float64
-        )
-        return table if self.rows[0].position is not None else table.squeeze(1)
+        """The effects by site and position: [sites, positions], or [sites] without positions.
+
+        NaN where a site has fewer positions than others.
+        """
+        by_site: dict[str, list[float]] = {}
+        for row in self.rows:
+            by_site.setdefault(row.site, []).append(row.effect)
+        width = max(map(len, by_site.values()))
+        for effects in by_site.values():
+            effects.extend([float("nan")] * (width - len(effects)))
+
+        table = torch.tensor(list(by_site.values()), dtype=torch.float64)
+        if self.rows[0].position is None:
+            return table.squeeze(1)
+        return table
 
     def _title(self) -> str:
-        same = ": without a difference, there is no effect" if self.clean == self.corrupted else ""
-        return f"metric: clean {self.clean:.6g}, corrupted {self.corrupted:.6g}{same}"
-
-    def _names(self) -> list[str]:
-        return [
-            row.site if row.position is None else f"{row.site} at {row.position}"
-            for row in self.rows
-        ]
+        title = f"metric: clean {self.clean:.6g}, corrupted {self.corrupted:.6g}"
+        if self.clean == self.corrupted:
+            title += ": without a difference, there is no effect"
+        return title
 
     def __str__(self) -> str:
         """One line a patch, under the metrics of the two inputs."""
-        names = self._names()
-        width = max(map(len, names))
+        width = max(len(row.name) for row in self.rows)
         lines = [self._title()]
-        lines += [
-            f"{name:{width}}  {r.metric:12.6g}  {r.effect:8.1%}"
-            for name, r in zip(names, self.rows, strict=True)
-        ]
+        lines += [f"{r.name:{width}}  {r.metric:12.6g}  {r.effect:8.1%}" for r in self.rows]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        rows = [
-            (n, f"{r.metric:.6g}", f"{r.effect:.1%}")
-            for n, r in zip(self._names(), self.rows, strict=True)
-        ]
+        rows = [(row.name, f"{row.metric:.6g}", f"{row.effect:.1%}") for row in self.rows]
         return notebook.table(("site", "metric", "effect"), rows, title=self._title(), align="mrr")
 
 
@@ -127,7 +138,9 @@ class _Patch:
     """An action that replaces a value, or a position of it, by a kept one."""
 
     def __init__(self, kept: Tensor, position: int | None, dim: int) -> None:
-        self.kept, self.position, self.dim = kept, position, dim
+        self.kept = kept
+        self.position = position
+        self.dim = dim
 
     def __repr__(self) -> str:
         """Its name in messages."""
@@ -137,8 +150,9 @@ class _Patch:
         """Return the value of the clean input."""
         if value.shape != self.kept.shape:
             raise InterventionError(
-                f"{event.site} gives {leaves.describe(value)} for the corrupted input and {leaves.describe(self.kept)} for the "
-                "clean one; the two inputs must have the same shape"
+                f"{event.site} gives {leaves.describe(value)} for the corrupted input "
+                f"and {leaves.describe(self.kept)} for the clean one; "
+                "the two inputs must have the same shape"
             )
         if self.position is None:
             return self.kept.clone()  # which the program may work on in place
@@ -186,34 +200,42 @@ def patch(
     ledger, whole = _run(model, clean, metric, sites, values)
     if not values.found:
         raise InterventionError(f'no floating-point value was seen at "{sites}": {ledger}')
-    broken = _run(model, corrupted, metric)[1]
+    _, broken = _run(model, corrupted, metric)
+
     rows = []
-    for site, (name, kept) in zip(shortened(values.found), values.found.items(), strict=True):
+    sites_shown = shortened(values.found)
+    for site, (name, kept) in zip(sites_shown, values.found.items(), strict=True):
         for position in _positions(name, kept, along):
-            reached = _run(model, corrupted, metric, name, _Patch(kept, position, along or 0))[1]
-            effect = (reached - broken) / (whole - broken) if whole != broken else float("nan")
+            patched = _Patch(kept, position, along or 0)
+            _, reached = _run(model, corrupted, metric, name, patched)
+            effect = float("nan")
+            if whole != broken:
+                effect = (reached - broken) / (whole - broken)
             rows.append(PatchRow(site, position, reached, effect))
     return Patching(whole, broken, tuple(rows))
 
 
 def _run(model: nn.Module, given: Any, metric: Metric, *hook: Any) -> tuple[str, float]:
     """Return the ledger of a hook and the metric of a model's run with it, or without a hook."""
+    ledger = ""
     with preserved_state(model), torch.no_grad(), session() as s:
-        hooked = s.hook(model, *hook) if hook else None
-        number = metric(run(model, given))
-        values = (
-            hooked is not None and isinstance(hook[1], _Values) and hook[1].found
-        )  # else an error follows
-        ledger = str(hooked.ledger()) if hooked is not None else ""
-        if (
-            hooked is not None
-            and not any(entry.fired for entry in hooked.ledger())
-            and isinstance(hook[1], _Patch)
-        ):
-            raise InterventionError(
-                f"{hook[0]} has a value for the clean input, but none for the corrupted one: {ledger}"
-            )
-        s.end(quiet=not values)
+        if not hook:
+            number = metric(run(model, given))
+            s.end(quiet=True)
+        else:
+            where, action = hook
+            hooked = s.hook(model, where, action)
+            number = metric(run(model, given))
+            ledger = str(hooked.ledger())
+            fired = any(entry.fired for entry in hooked.ledger())
+            if isinstance(action, _Patch) and not fired:
+                raise InterventionError(
+                    f"{where} has a value for the clean input, "
+                    f"but none for the corrupted one: {ledger}"
+                )
+            # Without values an error follows.
+            s.end(quiet=not isinstance(action, _Values) or not action.found)
+
     if isinstance(number, Tensor) and number.numel() != 1:
         raise InterventionError(
             f"the metric returned {leaves.describe(number)}; it must return one number"
@@ -231,6 +253,7 @@ def _positions(name: str, kept: Tensor, along: int | None) -> list[int] | list[N
         return [None]
     if not -kept.dim() <= along < kept.dim() or not kept.shape[along]:
         raise InterventionError(
-            f"{name} gave {leaves.describe(kept)}, which has no dimension {along} to patch along, or nothing in it"
+            f"{name} gave {leaves.describe(kept)}, "
+            f"which has no dimension {along} to patch along, or nothing in it"
         )
     return list(range(kept.shape[along]))

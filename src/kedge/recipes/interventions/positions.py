@@ -26,30 +26,30 @@ def mask(value: Tensor, positions: Positions, dim: int) -> Tensor:
     """
     if not -value.dim() <= dim < value.dim():
         raise InterventionError(
-            f"positions {positions!r} in dimension {dim}: the value is {leaves.describe(value)}, which has no such dimension"
+            f"positions {positions!r} in dimension {dim}: "
+            f"the value is {leaves.describe(value)}, which has no such dimension"
         )
     dim %= value.dim()
     length = value.shape[dim]
     if hasattr(positions, "__array__") and not isinstance(positions, Tensor):
         positions = torch.as_tensor(positions)
-    if (
-        isinstance(positions, (list, tuple))
-        and positions
-        and all(isinstance(p, bool) for p in positions)
-    ):
+    if isinstance(positions, (list, tuple)) and {type(p) for p in positions} == {bool}:
         positions = torch.tensor(positions)
+
     if isinstance(positions, Tensor) and positions.dtype == torch.bool:
         wanted = (length,) if positions.dim() == 1 else (value.shape[0], length)
         if tuple(positions.shape) != wanted or (positions.dim() == 2 and dim != 1):
             raise InterventionError(
-                f"the mask of positions has the shape {list(positions.shape)}, but the value is {leaves.describe(value)}: it "
-                f"takes [{length}], or a row of that for each sample where the positions stand in dimension 1"
+                f"the mask of positions has the shape {list(positions.shape)}, "
+                f"but the value is {leaves.describe(value)}: it takes [{length}], "
+                "or a row of that for each sample where the positions stand in dimension 1"
             )
         chosen = positions.to(value.device)
-        lead = dim if chosen.dim() == 1 else 0
     else:
-        chosen, lead = _marked(positions, length, value.device), dim
-    return chosen.reshape([1] * lead + list(chosen.shape) + [1] * (value.dim() - dim - 1))
+        chosen = _marked(positions, length, value.device)
+    before = [1] * (dim + 1 - chosen.dim())
+    after = [1] * (value.dim() - dim - 1)
+    return chosen.reshape([*before, *chosen.shape, *after])
 
 
 def _marked(positions: Positions, length: int, device: torch.device) -> Tensor:
@@ -65,11 +65,9 @@ def _marked(positions: Positions, length: int, device: torch.device) -> Tensor:
         raise InterventionError(
             f"positions {positions}: give indices, a slice or a mask; leave them out for all"
         )
+    several = positions if isinstance(positions, Sequence) else [positions]
     try:
-        indices = [
-            operator.index(i)
-            for i in (positions if isinstance(positions, Sequence) else [positions])
-        ]
+        indices = [operator.index(i) for i in several]
     except TypeError as error:
         raise InterventionError(
             f"positions {positions!r}: they are counted in whole numbers"

@@ -12,9 +12,9 @@ from kedge.calls.arguments import called_as
 from kedge.errors import InterventionError
 from kedge.hooks.handle import Hooked
 from kedge.hooks.session import hook
-from kedge.recipes.attribution.preserve_state import warn_of_training
 from kedge.recipes.interventions.ablation import means
 from kedge.recipes.interventions.positions import Positions, mask
+from kedge.recipes.model_run import warn_of_training
 from kedge.sites import leaves
 
 
@@ -41,16 +41,18 @@ class Steering:
         dim: int = 1,
     ) -> None:
         if not isinstance(direction, Tensor) or not direction.is_floating_point():
-            given = (
-                leaves.describe(direction)
-                if isinstance(direction, Tensor)
-                else type(direction).__name__
-            )
+            given = type(direction).__name__
+            if isinstance(direction, Tensor):
+                given = leaves.describe(direction)
             raise InterventionError(
-                f"the direction is {given}; pass a floating-point tensor, such as the result of contrast(...)"
+                f"the direction is {given}; pass a floating-point tensor, "
+                "such as the result of contrast(...)"
             )
-        self.direction, self.strength = direction.detach(), strength
-        self.keep_norm, self.positions, self.dim = keep_norm, positions, dim
+        self.direction = direction.detach()
+        self.strength = strength
+        self.keep_norm = keep_norm
+        self.positions = positions
+        self.dim = dim
         if norm is not None:
             length = self.direction.norm()
             if not length > 0:
@@ -69,19 +71,18 @@ class Steering:
             moved = value + self.strength * self.direction.to(value)
         except RuntimeError as error:
             raise InterventionError(
-                f"a direction {leaves.describe(self.direction)} cannot be added to the value {leaves.describe(value)}; it must "
-                "have the width of the value's last dimension, or a shape that broadcasts"
+                f"a direction {leaves.describe(self.direction)} "
+                f"cannot be added to the value {leaves.describe(value)}; it must "
+                "have the width of the value's last dimension, "
+                "or a shape that broadcasts"
             ) from error
         if self.keep_norm:
             length = moved.norm(dim=-1, keepdim=True)
-            moved = moved * torch.where(
-                length > 0, value.norm(dim=-1, keepdim=True) / length, 0
-            )  # zero has no direction
-        return (
-            moved
-            if self.positions is None
-            else torch.where(mask(value, self.positions, self.dim), moved, value)
-        )
+            factor = value.norm(dim=-1, keepdim=True) / length
+            moved = moved * torch.where(length > 0, factor, 0)  # zero has no direction
+        if self.positions is None:
+            return moved
+        return torch.where(mask(value, self.positions, self.dim), moved, value)
 
 
 @called_as('recipes.steer(model, "layer4", direction)')
@@ -133,11 +134,14 @@ def contrast(model: nn.Module, site: str, toward: Iterable[Any], away: Iterable[
         The direction, for `steer`, as a tensor [width].
     """
     warn_of_training(model)
-    ends = [means(model, site, inputs, over=None) for inputs in (toward, away)]
-    for end in ends:
+    ends = []
+    for inputs in (toward, away):
+        end = means(model, site, inputs, over=None)
         if len(end.sums) != 1:
             raise InterventionError(
                 f'"{site}" matches {len(end.sums)} values; name one of {", ".join(end.sums)}'
             )
-    positive, negative = (end[next(iter(end.sums))].flatten() for end in ends)
+        (only,) = end.sums
+        ends.append(end[only].flatten())
+    positive, negative = ends
     return positive - negative

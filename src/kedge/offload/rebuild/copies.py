@@ -1,4 +1,4 @@
-"""The rule for copies of tensors in another order, or expanded."""
+"""The rules for copies: in another order, expanded, or in another dtype."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ def _steps(node: Any, size: Sizes) -> tuple[Any, list[Step]]:
     steps: list[Step] = []
     if type(node).__name__ == "UnsafeViewBackward0":
         steps.append(partial(_reshape, size))
-        size, node = _size_before(node), node.next_functions[0][0]
+        size = _size_before(node)
+        node = node.next_functions[0][0]
         if type(node).__name__ != "CloneBackward0":
             return None, []
+
     edge = node.next_functions[0]
     while (back := _BACK.get(type(edge[0]).__name__)) is not None:
         step, size = back(edge[0], size)
@@ -93,7 +95,8 @@ def _expanded(node: Any, size: Sizes) -> tuple[Step, Sizes]:
 
 
 def _swapped(node: Any, size: Sizes) -> tuple[Step, Sizes]:
-    first, second = signed(saved(node, "dim0")) % len(size), signed(saved(node, "dim1")) % len(size)
+    first = signed(saved(node, "dim0")) % len(size)
+    second = signed(saved(node, "dim1")) % len(size)
     before = list(size)
     before[first], before[second] = before[second], before[first]
     return partial(_swap, first, second), tuple(before)
@@ -122,23 +125,59 @@ _BACK: dict[str, Callable[[Any, Sizes], tuple[Step, Sizes]]] = {
 
 
 def _once(whole: Tensor, node: Any, builder: RecipeBuilder) -> Term | None:
-    """Return the term of an expanded and then copied tensor, stored once, such as keys that several attention heads share."""
+    """Return the term of an expanded and then copied tensor, stored once.
+
+    Such are keys that several attention heads share.
+    """
     size = tuple(whole.size())
     if type(node).__name__ == "UnsafeViewBackward0":
-        size, node = _size_before(node), node.next_functions[0][0]
+        size = _size_before(node)
+        node = node.next_functions[0][0]
     expand = node.next_functions[0][0]
     if type(expand).__name__ != "ExpandBackward0":
         return None
+
     before = _size_before(expand)
     part = whole.detach().reshape(size)
     lead = len(size) - len(before)
     for dim, once in enumerate(before):
         part = part.narrow(lead + dim, 0, once)
     builder.extra = part[(0,) * lead].clone(memory_format=torch.contiguous_format)
-    return Apply(
-        partial(_replay, (partial(_expand, size), partial(_reshape, tuple(whole.size())))), (_last,)
-    )
+
+    steps = (partial(_expand, size), partial(_reshape, tuple(whole.size())))
+    return Apply(partial(_replay, steps), (_last,))
 
 
 def _last(inputs: Sequence[Tensor]) -> Tensor:
     return inputs[-1]
+
+
+class Cast(RebuildRule):
+    """The rule of a copy in another dtype.
+
+    Its source is a parameter (autocast copies each weight) or a tensor that can be rebuilt.
+    """
+
+    name = "cast"
+    nodes = ("ToCopyBackward0",)
+    cost = "copy"
+
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
+        """Return the term that casts the source.
+
+        The node does not know the dtype, so the rule has to be the outermost.
+        """
+        whole = builder.whole
+        if whole is None:
+            return None
+        source = builder.behind(node.next_functions[0])
+        if source is None:
+            return None
+        return Apply(_cast, (source,), (whole.dtype,))
+
+
+def _cast(source: Tensor, dtype: torch.dtype) -> Tensor:
+    return source.to(dtype, copy=True)
+
+
+COPIES = (Cast(), Copy())

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import kedge
+from kedge.features.dataset.batch import SampleBatch
 from kedge.features.dataset.compute import BatchComputer
-from kedge.features.dataset.samples.batch import SampleBatch
 from kedge.inspection.operations import operations
 from kedge.offload.saved_tensors import saved
 from kedge.repro.calls import CallState, Surroundings

@@ -17,9 +17,9 @@ from kedge.errors import ScriptError
 
 if TYPE_CHECKING:
     from kedge.features.dataset.folder.reading import FeatureSet
+    from kedge.features.dataset.keys_and_fields import Field
     from kedge.features.dataset.options import Options
     from kedge.features.dataset.ranks import SharingRank
-    from kedge.features.dataset.samples.fields import Field
 
 #: The samples of a batch.
 BATCH_SIZE = 64
@@ -317,7 +317,7 @@ def _keys(text: str) -> Any:
 def _model(args: argparse.Namespace) -> Any:
     from torch import nn
 
-    from kedge.features.dataset.devices import usable
+    from kedge.features.dataset.compute import usable
 
     device = None
     if args.device is not None:

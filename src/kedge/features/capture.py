@@ -15,21 +15,29 @@ number ran several times, because it might run once more.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from kedge.errors import ExtractError, NoSuchKind, Overwritten, StopForward
-from kedge.features.axes.arguments import Arguments
-from kedge.features.axes.axis import Axes, Axis
-from kedge.features.axes.layout import Layout
+from kedge.errors import (
+    ExtractError,
+    NoSuchKind,
+    NotRecorded,
+    Overwritten,
+    SelectorError,
+    StopForward,
+)
+from kedge.features.arguments import Arguments
+from kedge.features.dimensions import Axes, Axis, Layout
 from kedge.features.pooling import Pool
 from kedge.flow import Act, Event
 from kedge.kept_tensor import KeptTensor
 from kedge.sites import leaves
+from kedge.sites.language import single
 from kedge.sites.site import Site, short
 from kedge.torch_internals.storages import parts
 
@@ -96,10 +104,10 @@ class Wanted:
         return leaves.put(made, {name: self._put(leaf) for name, leaf in leaves.find(made)})
 
     def _put(self, value: Tensor) -> Tensor:
-        wanted = value.is_floating_point() or value.is_complex()
-        return value.to(
-            self.device or value.device, self.dtype if wanted and self.dtype else value.dtype
-        )
+        dtype = value.dtype
+        if self.dtype is not None and (dtype.is_floating_point or dtype.is_complex):
+            dtype = self.dtype
+        return value.to(self.device or value.device, dtype)
 
 
 class CapturedValue(KeptTensor):
@@ -246,10 +254,10 @@ class ForwardCapture:
         self, wanted: Wanted, plan: CapturePlan | None, pooling: PoolingOfCall | None = None
     ) -> None:
         self.wanted, self.plan, self.over, self.pooling = wanted, plan, False, pooling
-        self.plain, self.count = (
-            wanted.plain,
-            len(plan.names) if plan is not None and plan.stops else -1,
-        )
+        self.plain = wanted.plain
+        self.count = -1
+        if plan is not None and plan.stops:
+            self.count = len(plan.names)
         self.values: dict[ValueKey, Taken] = {}
         self.replicas: dict[threading.Thread, dict[ValueKey, Taken]] = {}
         self.others = frozenset(threading.enumerate())
@@ -283,16 +291,14 @@ class ForwardCapture:
         made = value if self.plain else self.wanted.make(key.number, value)
         transformed = made is not value
         if not isinstance(made, Tensor):
-            return TransformedValue(
-                leaves.put(made, {name: _apart(leaf, value) for name, leaf in leaves.find(made)})
-            )
+            apart = {name: _apart(leaf, value) for name, leaf in leaves.find(made)}
+            return TransformedValue(leaves.put(made, apart))
         if self.wanted.no_grad and made.requires_grad:
             made = made.detach()
         if transformed and not _shares(made, value):
             return TransformedValue(made)
-        if transformed and is_composite(
-            value
-        ):  # its parts do not count the changes that it undergoes
+        if transformed and is_composite(value):
+            # Its parts do not count the changes that it undergoes.
             return TransformedValue(made.clone())
         return CapturedValue(made, copied=self.copies(key), unknown=self.plan is None)
 
@@ -319,7 +325,10 @@ class ForwardCapture:
         for values in self.replicas.values():
             for key, took in values.items():
                 parts.setdefault(key, []).append(took)
-        return {key: tooks[0] if len(tooks) == 1 else _join(tooks) for key, tooks in parts.items()}
+        joined: dict[ValueKey, Taken] = {}
+        for key, tooks in parts.items():
+            joined[key] = tooks[0] if len(tooks) == 1 else _join(tooks)
+        return joined
 
 
 class Replica:
@@ -335,12 +344,11 @@ class Replica:
 
     def take(self, key: ValueKey, value: Tensor, event: Event) -> None:
         """Store a value."""
-        if self.call.pooling is not None and isinstance(
-            self.call.wanted.transforms[key.number], Pool
-        ):
+        transform = self.call.wanted.transforms[key.number]
+        if self.call.pooling is not None and isinstance(transform, Pool):
             raise ExtractError(
-                "the model ran in several threads, and the dimensions of its values are followed in one; give a function of "
-                "your own as the transform"
+                "the model ran in several threads, and the dimensions of its values "
+                "are followed in one; give a function of your own as the transform"
             )
         self.values[key] = self.call.keep(key, value)
 
@@ -379,8 +387,9 @@ def _join(tooks: list[Taken]) -> TransformedValue:
     values = [took.as_taken for took in tooks]
     if any(took.lost for took in tooks) or not all(isinstance(v, Tensor) for v in values):
         raise ExtractError(
-            "the model ran in several threads, and their values cannot be joined: they are not tensors, or were "
-            "overwritten; let the transform return a tensor with the samples along its first dimension"
+            "the model ran in several threads, and their values cannot be joined: they "
+            "are not tensors, or were overwritten; let the transform return a tensor "
+            "with the samples along its first dimension"
         )
     moved = [value.to(values[0].device) for value in values]
     return TransformedValue(torch.cat(moved) if moved[0].dim() else torch.stack(moved))
@@ -415,8 +424,8 @@ class CaptureAction:
         """
         if site.kind not in KINDS:
             raise NoSuchKind(
-                f'"{site}": extract takes values of the forward, and this is not one; kedge.hook(model, "{site}", '
-                "kedge.record()) records later values"
+                f'"{site}": extract takes values of the forward, and this is not one; '
+                f'kedge.hook(model, "{site}", kedge.record()) records later values'
             )
         number, keys, here, adopt = self.number, self.keys, self.here, self.adopt
         last: list[ValueKey] = [ValueKey(number, site, -1)]
@@ -442,9 +451,7 @@ class CaptureAction:
 NOWHERE = Nowhere()
 
 
-def settled(
-    call: ForwardCapture, values: Mapping[ValueKey, Taken], names: Mapping[ValueKey, str]
-) -> dict[str, Any]:
+def settled(values: Mapping[ValueKey, Taken], names: Mapping[ValueKey, str]) -> dict[str, Any]:
     """Return the values by name, with copies in place of values that the program has overwritten.
 
     Raises:
@@ -455,9 +462,107 @@ def settled(
         took = values[key]
         if took.lost:
             raise Overwritten(
-                f'"{name}" was captured, but this forward then changed the tensor in place, unlike an earlier one '
-                "with arguments of the same shapes, so its value is lost; the transform lambda v: v.clone() copies "
-                "it every time"
+                f'"{name}" was captured, but this forward then changed the tensor in '
+                "place, unlike "
+                "an earlier one with arguments of the same shapes, so its value is "
+                "lost; the transform lambda v: v.clone() copies it every time"
             )
         result[name] = took.as_taken
     return result
+
+
+_SHOWN = 8
+
+
+def name_all(
+    texts: tuple[str, ...], keys: Iterable[ValueKey], why: Callable[[int], str]
+) -> dict[ValueKey, str]:
+    """Return the names of values: the selector if it has a single value, else site and call.
+
+    Args:
+        texts: The selectors.
+        keys: The values, in the order of capture.
+        why: A function from a selector's number to the reason why it has no value.
+
+    Raises:
+        NotRecorded: If a selector has no value.
+    """
+    by_text: dict[int, list[ValueKey]] = {number: [] for number in range(len(texts))}
+    for key in keys:
+        by_text[key.number].append(key)
+    named: dict[ValueKey, str] = {}
+    for number, found in by_text.items():
+        if not found:
+            raise NotRecorded(f'nothing was captured at "{texts[number]}": {why(number)}')
+        named |= {found[0]: texts[number]} if len(found) == 1 else named_apart(found)
+    return named
+
+
+def named_apart(keys: list[ValueKey]) -> dict[ValueKey, str]:
+    """Return the names of several values of one selector, with call numbers if a module ran several times."""
+    calls = Counter(key.site for key in keys)
+    named = {}
+    for key in keys:
+        site = key.site
+        if calls[site] > 1:
+            site = site.at(call=key.call)
+        named[key] = short(site)
+    return named
+
+
+def renamed(named: Mapping[ValueKey, str], rename: Mapping[str, str]) -> dict[ValueKey, str]:
+    """Return the names after renaming.
+
+    Raises:
+        ExtractError: If a name to change does not exist, or two values would get the same name.
+    """
+    unknown = [name for name in rename if name not in named.values()]
+    if unknown:
+        there = ", ".join(f'"{name}"' for name in list(named.values())[:_SHOWN])
+        raise ExtractError(
+            f'no value has the name "{unknown[0]}", to be called '
+            f'"{rename[unknown[0]]}"; the names '
+            f"are {there}"
+        )
+    names = {key: rename.get(name, name) for key, name in named.items()}
+    _refuse_doubles(names.values())
+    return names
+
+
+def check(texts: tuple[str, ...], rename: Mapping[str, str], sites: list[list[Site]]) -> None:
+    """Check names before the first forward, as far as possible.
+
+    Raises:
+        ExtractError: If a selector occurs twice, a name to change is impossible, or two values
+            would get the same name.
+    """
+    _refuse_doubles(texts, "a selector is given twice")
+    _refuse_doubles(rename.values())
+    names: list[str] = []
+    paths: set[str] = set()
+    for text, matched in zip(texts, sites, strict=True):
+        names += [text] if len(matched) == 1 else map(short, matched)
+        paths |= {site.path for site in matched}
+    _refuse_doubles([rename.get(name, name) for name in names])
+    for name in rename:
+        if name not in texts and not may_be(name, paths):
+            shown = ", ".join(f'"{text}"' for text in texts[:_SHOWN])
+            raise ExtractError(
+                f'rename: no value can have the name "{name}"; the selectors are {shown}'
+            )
+
+
+def may_be(name: str, paths: Collection[str]) -> bool:
+    """Whether a value of a module at one of these paths can have a name."""
+    try:
+        return single(name).literal in paths
+    except SelectorError:
+        return False
+
+
+def _refuse_doubles(names: Iterable[str], what: str = "two values would have one name") -> None:
+    double = [name for name, count in Counter(names).items() if count > 1]
+    if double:
+        raise ExtractError(
+            f'{what}: "{double[0]}"; rename={{...}} gives another, by selector or by site'
+        )

@@ -15,8 +15,7 @@ from torch import nn
 from kedge.calls.arguments import called_as, described, not_a_model, noted_arguments
 from kedge.errors import ExtractError, WrongCall
 from kedge.features.capture import Transform, Wanted
-from kedge.features.collect import Collected
-from kedge.features.forward import FeatureForward
+from kedge.features.forward import Collected, FeatureForward
 from kedge.sites.select import Selector, selects
 from kedge.torch_internals.module_tables import is_replica
 
@@ -76,9 +75,8 @@ class Features(nn.Module):
             The features in the folder at the end; errors as in
             `kedge.features.dataset.extract_dataset`.
         """
-        engine: Any = import_module(
-            "kedge.features.dataset"
-        )  # half of the import time of kedge.features
+        # Half of the import time of kedge.features.
+        engine: Any = import_module("kedge.features.dataset")
         written: FeatureSet = engine.extract_dataset(self, loader, out, engine.Options(**options))
         return written
 
@@ -139,7 +137,8 @@ def _also_return_nodes(function: Callable[..., Features]) -> ExtractSignature:
         if "return_nodes" in kwargs:
             if len(args) > 1 or "sites" in kwargs:
                 raise WrongCall(
-                    "extract() got sites twice: return_nodes is another name of sites, so give one of them"
+                    "extract() got sites twice: return_nodes is another name of sites, "
+                    "so give one of them"
                 )
             kwargs["sites"] = kwargs.pop("return_nodes")
         return function(*args, **kwargs)
@@ -192,33 +191,9 @@ def extract(
     """
     if not isinstance(model, nn.Module):
         raise ExtractError(
-            f'extract takes a model first, as in extract(model, ["layer4"]), not {not_a_model(model)}'
+            'extract takes a model first, as in extract(model, ["layer4"]), not '
+            f"{not_a_model(model)}"
         )
-    _check_options(rename, device, dtype)
-    wishes = _wishes(sites)
-    if not wishes:
-        raise ExtractError('no site given; extract(model, ["layer4"]) takes at least one selector')
-    names = {text: wish for text, wish in wishes if isinstance(wish, str)}
-    twice = [text for text in names if text in (rename or {})]
-    if twice:
-        raise ExtractError(
-            f'"{twice[0]}" gets a name both as "{names[twice[0]]}" and in rename; give one of them'
-        )
-    texts = tuple(text for text, _ in wishes)
-    transforms = tuple(None if isinstance(wish, str) else wish for _, wish in wishes)
-    place = None if device is None else torch.device(device)
-    return Features(
-        model,
-        Wanted(texts, transforms, {**names, **(rename or {})}, early_stop, no_grad, place, dtype),
-    )
-
-
-def _check_options(rename: object, device: object, dtype: object) -> None:
-    """Refuse options that would fail only in the forward.
-
-    Raises:
-        ExtractError: If one cannot be used.
-    """
     if not (rename is None or isinstance(rename, Mapping)):
         raise ExtractError(
             f'rename={described(rename)}: give a dict, such as rename={{"layer4": "features"}}'
@@ -228,21 +203,46 @@ def _check_options(rename: object, device: object, dtype: object) -> None:
             f"dtype={described(dtype)}: give a torch.dtype, such as dtype=torch.float16"
         )
     try:
-        torch.device(device or "cpu")  # type: ignore[call-overload]
+        place = torch.device(device or "cpu")
     except (RuntimeError, TypeError) as error:
         raise ExtractError(
             f'device={described(device)} is not a device; give one such as "cpu" or "cuda"'
         ) from error
 
+    names: dict[str, str] = {}
+    texts: list[str] = []
+    transforms: list[Transform | None] = []
+    for text, wish in _wishes(sites):
+        texts.append(text)
+        if not isinstance(wish, str):
+            transforms.append(wish)
+            continue
+        if text in (rename or {}):
+            raise ExtractError(
+                f'"{text}" gets a name both as "{wish}" and in rename; give one of them'
+            )
+        transforms.append(None)
+        names[text] = wish
+    if not texts:
+        raise ExtractError('no site given; extract(model, ["layer4"]) takes at least one selector')
+    wanted = Wanted(
+        tuple(texts),
+        tuple(transforms),
+        {**names, **(rename or {})},
+        early_stop,
+        no_grad,
+        None if device is None else place,
+        dtype,
+    )
+    return Features(model, wanted)
+
 
 def _text(given: object) -> str:
     if isinstance(given, (str, Selector)):
         return str(given)
-    advice = (
-        "; print(kedge.sites(model)) lists the paths of its modules"
-        if isinstance(given, nn.Module)
-        else ""
-    )
+    advice = ""
+    if isinstance(given, nn.Module):
+        advice = "; print(kedge.sites(model)) lists the paths of its modules"
     raise ExtractError(
         f'{described(given)} is not the text of a selector, such as "layer4"{advice}'
     )
@@ -255,17 +255,19 @@ def _wishes(sites: Wishes) -> list[tuple[str, str | Transform | None]]:
         ExtractError: If there is something else than selectors, or the values of a dict are
             neither.
     """
+    given: list[tuple[str, str | Transform | None]]
     if isinstance(sites, Mapping):
         given = [(str(text), wish) for text, wish in sites.items()]
-    elif not selects(sites):
-        raise ExtractError(
-            f'{described(sites)} is not a selector: extract(model, ["layer4"]) takes the paths of modules'
-        )
+    elif isinstance(sites, (str, Selector)):
+        given = [(str(sites), None)]
+    elif selects(sites):
+        given = [(_text(text), None) for text in sites]
     else:
-        given = [
-            (_text(text), None)
-            for text in ([sites] if isinstance(sites, (str, Selector)) else sites)
-        ]
+        raise ExtractError(
+            f'{described(sites)} is not a selector: extract(model, ["layer4"]) takes '
+            "the paths of "
+            "modules"
+        )
     for text, wish in given:
         if wish is not None and not isinstance(wish, str) and not callable(wish):
             raise ExtractError(

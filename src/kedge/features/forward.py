@@ -16,12 +16,11 @@ from kedge.errors import (
     ExtractError,
     InTrainingMode,
     NeverFiredWarning,
+    NotRecorded,
     SelectorError,
     warn,
 )
-from kedge.features.axes.arguments import Arguments
-from kedge.features.axes.following import followed
-from kedge.features.axes.layout import Layout
+from kedge.features.arguments import Arguments
 from kedge.features.capture import (
     NOWHERE,
     CaptureAction,
@@ -34,12 +33,17 @@ from kedge.features.capture import (
     ValueKey,
     ValueKeys,
     Wanted,
+    check,
     memory_of,
+    name_all,
+    named_apart,
+    renamed,
     settled,
 )
-from kedge.features.collect import Collected, Collector
+from kedge.features.dimensions import Layout
+from kedge.features.following import followed
 from kedge.features.pooling import Pool
-from kedge.features.value_names import check, name_all, renamed
+from kedge.flow import Event
 from kedge.hooks.session import Session
 from kedge.sites import leaves
 from kedge.sites.language import single
@@ -71,8 +75,8 @@ class FeatureForward:
         self.compiled = any(map(compiles, self.modules))
         if self.compiled and not wanted.no_grad:
             raise ExtractError(
-                "the model is compiled, and compiled code returns values without their graph; extract from the "
-                "uncompiled model, or with no_grad=True"
+                "the model is compiled, and compiled code returns values without their "
+                "graph; extract from the uncompiled model, or with no_grad=True"
             )
         self.follows = any(isinstance(transform, Pool) for transform in wanted.transforms)
         self.layouts: dict[Hashable, dict[ValueKey, Layout | None]] = {}
@@ -87,19 +91,12 @@ class FeatureForward:
         self.session = Session()
         try:
             keys = ValueKeys()
-            takers = (
-                CaptureAction(number, keys, self.here, self._adopt)
-                for number in range(len(wanted.texts))
-            )
-            self.hooks = [
-                self.session.hook(model, text, take)
-                for text, take in zip(wanted.texts, takers, strict=True)
-            ]
-            check(
-                wanted.texts,
-                wanted.rename,
-                [[tap.site for tap in hooked.taps] for hooked in self.hooks],
-            )
+            self.hooks = []
+            for number, text in enumerate(wanted.texts):
+                action = CaptureAction(number, keys, self.here, self._adopt)
+                self.hooks.append(self.session.hook(model, text, action))
+            sites = [[tap.site for tap in hooked.taps] for hooked in self.hooks]
+            check(wanted.texts, wanted.rename, sites)
         except BaseException:
             self.session.end(quiet=True)
             raise
@@ -129,13 +126,22 @@ class FeatureForward:
                 stack.enter_context(torch.no_grad())
             try:
                 model(*args, **kwargs)
-            except (
-                Exception
-            ):  # our StopForward, or the program's error about it: the capture is complete
+            except Exception:
+                # Our StopForward, or the program's error about it: the capture is complete.
                 if not call.over:
                     raise
+
         if pooling is not None and pooling.axes is not None:
-            self._pool(call, pooling)
+            pooling.learn(self.wanted.transforms)
+            for key, (shape, _) in pooling.seen.items():
+                transform, took = self.wanted.transforms[key.number], call.values.get(key)
+                if isinstance(transform, Pool) and isinstance(took, UnpooledValue):
+                    value = took.as_taken
+                    layout = transform.layout(value, pooling.layouts[key], short(key.site))
+                    pooling.described[key] = transform.described(shape, layout, pooling.given)
+                    made = self.wanted.moved(pooling.pooled(key, transform, value))
+                    call.values[key] = TransformedValue(made)
+
         values = call.joined() if call.replicas else call.values
         if call.plan is not None and values.keys() == call.plan.names.keys():
             names = call.plan.names
@@ -144,26 +150,14 @@ class FeatureForward:
             self._warn_of_silent_sites()
             self._learn(kind, call, names, (args, kwargs))
         if pooling is not None:
-            if self.inspect is not None:
-                for key, name in names.items():
-                    if (layout := pooling.layouts.get(key)) and not isinstance(
-                        self.wanted.transforms[key.number], Pool
-                    ):
-                        self.inspect(name, layout, pooling.given)
-            self.described = {
-                names[key]: text for key, text in pooling.described.items()
-            } | self.described
-        return settled(call, values, names)
-
-    def _pool(self, call: ForwardCapture, pooling: PoolingOfCall) -> None:
-        pooling.learn(self.wanted.transforms)
-        for key, (shape, _) in pooling.seen.items():
-            transform, took = self.wanted.transforms[key.number], call.values.get(key)
-            if isinstance(transform, Pool) and isinstance(took, UnpooledValue):
-                made = self.wanted.moved(pooling.pooled(key, transform, took.as_taken))
-                layout = transform.layout(took.as_taken, pooling.layouts[key], short(key.site))
-                pooling.described[key] = transform.described(shape, layout, pooling.given)
-                call.values[key] = TransformedValue(made)
+            for key, name in names.items():
+                known = pooling.layouts.get(key)
+                is_pooled = isinstance(self.wanted.transforms[key.number], Pool)
+                if known is not None and not is_pooled and self.inspect is not None:
+                    self.inspect(name, known, pooling.given)
+                if key in pooling.described:
+                    self.described.setdefault(name, pooling.described[key])
+        return settled(values, names)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -189,28 +183,27 @@ class FeatureForward:
 
     def warn_of_training(self) -> None:
         """Warn once if dropout or normalization computes as in training, so that features are not those of the model in use."""
-        names = "" if self._warned_of_training else shown_training(self.root)
+        if self._warned_of_training:
+            return
+        names = shown_training(self.root)
         if names:
             self._warned_of_training = True
             warn(
                 InTrainingMode(
-                    f"the model is in training mode ({names}): dropout removes values at random, and batch normalization "
-                    "uses the statistics of each batch and changes its running statistics, so the features are not those "
-                    "of the model in use. Call model.eval() first"
+                    f"the model is in training mode ({names}): dropout removes values "
+                    "at random, and batch normalization uses the statistics of each "
+                    "batch and changes its running statistics, so the features are not "
+                    "those of the model in use. Call model.eval() first"
                 )
             )
 
     def why(self, number: int) -> str:
         """Return the reason why a selector has no value."""
-        silent = [
-            str(entry.cause.why) + "; " + entry.cause.remedy
-            for entry in self.hooks[number].ledger()
-            if entry.cause
-        ]
+        for entry in self.hooks[number].ledger():
+            if entry.cause:
+                return f"{entry.cause.why}; {entry.cause.remedy}"
         return (
-            silent[0]
-            if silent
-            else "it fired in other forwards; this one took another path, or ran it in an older thread"
+            "it fired in other forwards; this one took another path, or ran it in an older thread"
         )
 
     @contextmanager
@@ -238,8 +231,9 @@ class FeatureForward:
         mine = [call for call in self.under_way if thread not in call.others]
         if len(mine) > 1:
             raise ActionError(
-                "several calls of these features run at once, and this thread, which one of them started, could "
-                "belong to any; call the features one after the other"
+                "several calls of these features run at once, and this thread, which "
+                "one of them started, could belong to any; call the features one after "
+                "the other"
             )
         if mine:
             self.here.call = mine[0].replica(thread)
@@ -253,39 +247,47 @@ class FeatureForward:
 
     def _warn_of_silent_sites(self) -> None:
         """Warn once, after the first complete forward, about sites of a pattern that never fired."""
-        if not self._warned:
-            self._warned = True
-            for hooked in self.hooks:
-                if silent := hooked.ledger().silent():
-                    warn(NeverFiredWarning(silent))
+        if self._warned:
+            return
+        self._warned = True
+        for hooked in self.hooks:
+            silent = hooked.ledger().silent()
+            if silent:
+                warn(NeverFiredWarning(silent))
 
     def _learn(
         self, kind: Hashable, call: ForwardCapture, names: Mapping[ValueKey, str], given: Any
     ) -> None:
-        tensors = (
-            *(tensor for module in self.modules for tensor in _own(module)),
-            *(t for _, t in leaves.find(given)),
-        )
-        owned = {address for tensor in tensors for address in memory_of(tensor)}
-        late = any(took.joined_graph for took in call.values.values())
-        copied = {
-            key for key, took in call.values.items() if took.overwritten or took.lies_in(owned)
-        }
-        for key in copied:
-            call.values[key].settle()
+        """Note what a forward teaches about later ones of its kind; see Note [Values that are overwritten]."""
+        owned: set[int] = set()
+        for module in self.modules:
+            for tensor in (*own_parameters(module).values(), *own_buffers(module).values()):
+                if tensor is not None:
+                    owned |= memory_of(tensor)
+        for _, tensor in leaves.find(given):
+            owned |= memory_of(tensor)
+        copied = set() if call.plan is None else set(call.plan.copied)
+        late = False
+        for key, took in call.values.items():
+            late = late or took.joined_graph
+            if took.overwritten or took.lies_in(owned):
+                copied.add(key)
+                took.settle()
+
         stops = self.wanted.early_stop and not (
             self.compiled or late or call.replicas or self._unending(names)
         )
-        known = call.plan.copied if call.plan is not None else frozenset()
-        self.plans[kind] = CapturePlan(names, known | copied, stops)
+        self.plans[kind] = CapturePlan(names, frozenset(copied), stops)
         while len(self.plans) > _PLANS:
             self.plans.popitem(last=False)
 
     def _unending(self, names: Mapping[ValueKey, str]) -> bool:
         """Whether an early end is unsafe: a module might run again, or is sharded and holds gathered parameters to its end."""
-        numbered = {number for number, text in enumerate(self.wanted.texts) if _has_call(text)}
-        again = any(key.call and key.number not in numbered for key in names)
-        return again or any(map(_is_sharded, self.modules))
+        for key in names:
+            if key.call and not _has_call(self.wanted.texts[key.number]):
+                return True
+        kinds = {kind.__name__ for module in self.modules for kind in type(module).__mro__}
+        return not _SHARDED.isdisjoint(kinds)
 
 
 def _has_call(text: str) -> bool:
@@ -295,29 +297,99 @@ def _has_call(text: str) -> bool:
         return False
 
 
-def _is_sharded(module: nn.Module) -> bool:
-    return not _SHARDED.isdisjoint(kind.__name__ for kind in type(module).__mro__)
-
-
-def _own(module: nn.Module) -> Iterator[Tensor]:
-    for held in (*own_parameters(module).values(), *own_buffers(module).values()):
-        if held is not None:
-            yield held
-
-
 def _shape(value: Any) -> Hashable:
     """Return the part of an argument that a plan may depend on: shapes and types, without the tensors' numbers."""
-    if isinstance(
-        value, Tensor
-    ):  # the lengths in a nested tensor differ from batch to batch, or cannot be read
-        return (value.dim(), value.size(0)) if value.is_nested else value.shape, value.dtype
+    if isinstance(value, Tensor):
+        if value.is_nested:  # its lengths differ from batch to batch, or cannot be read
+            return (value.dim(), value.size(0)), value.dtype
+        return value.shape, value.dtype
     if isinstance(value, (tuple, list)):
         return tuple(map(_shape, value))
     if isinstance(value, Mapping):
         return tuple((str(name), _shape(inner)) for name, inner in value.items())
-    return (
-        value if isinstance(value, (bool, int, str)) or value is None else type(value).__qualname__
-    )
+    if isinstance(value, (bool, int, str)) or value is None:
+        return value
+    return type(value).__qualname__
+
+
+class Collected(Mapping[str, list[Any]]):
+    """The values of every pass by name, in the order of the passes, for `Features.collect`; it grows with each pass."""
+
+    def __init__(self, wanted: Wanted, why: Callable[[int], str]) -> None:
+        self._wanted, self._why = wanted, why
+        self._passes: dict[int, dict[ValueKey, Any]] = {}
+
+    def add(self, pass_: int, key: ValueKey, value: Any) -> None:
+        """Add a value of a pass."""
+        self._passes.setdefault(pass_, {})[key] = value
+
+    def __getitem__(self, name: str) -> list[Any]:
+        """Return the values of a name, one per pass.
+
+        Raises:
+            NotRecorded: If there are none; the message says why.
+        """
+        names = self._names()
+        found = [values[key] for key, values in self._each() if names[key] == name]
+        if found:
+            return found
+        why = f"the names are {', '.join(self) or 'none yet'}"
+        numbers = {key.number for key in names}
+        for number, text in enumerate(self._wanted.texts):
+            if name in (text, self._wanted.rename.get(text)):
+                if number not in numbers:
+                    why = self._why(number)
+                break
+        raise NotRecorded(f'nothing was collected under "{name}": {why}')
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(dict.fromkeys(self._names().values()))
+
+    def __len__(self) -> int:
+        """Return the number of names."""
+        return len(set(self._names().values()))
+
+    def __repr__(self) -> str:
+        """Return the names, each with its number of values."""
+        return f"Collected({', '.join(f'{name}: {len(self[name])}' for name in self)})"
+
+    def _each(self) -> Iterator[tuple[ValueKey, dict[ValueKey, Any]]]:
+        for values in list(self._passes.values()):
+            for key in list(values):
+                yield key, values
+
+    def _names(self) -> dict[ValueKey, str]:
+        keys = list(dict.fromkeys(key for key, _ in self._each()))
+        names: dict[ValueKey, str] = {}
+        for number, text in enumerate(self._wanted.texts):
+            mine = [key for key in keys if key.number == number]
+            names |= {mine[0]: text} if len(mine) == 1 else named_apart(mine)
+        rename = self._wanted.rename
+        return {key: rename.get(name, name) for key, name in names.items()}
+
+
+class Collector(ForwardCapture):
+    """The capture of every pass; each value is a copy, because the next pass may use the same memory."""
+
+    def __init__(self, wanted: Wanted, collected: Collected) -> None:
+        super().__init__(wanted, CapturePlan({}, frozenset(), stops=False))
+        self.collected = collected
+
+    def copies(self, key: ValueKey) -> bool:
+        """Return True: every value is copied."""
+        return True
+
+    def take(self, key: ValueKey, value: Tensor, event: Event) -> None:
+        """Store a value of the current pass."""
+        self.collected.add(event.pass_, key, self.keep(key, value).as_taken)
+
+    def replica(self, thread: Any) -> Any:
+        """Raise ExtractError: passes of replicas are not those of the model."""
+        raise ExtractError(
+            "collect() does not join the features of a model's replicas; compute the "
+            "features call by call"
+        )
 
 
 untraced(FeatureForward.run, FeatureForward.collecting)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ExtractError
-from kedge.features.axes.arguments import Arguments, Mask
-from kedge.features.axes.layout import FLAT, Layout
+from kedge.features.arguments import Arguments, Mask
+from kedge.features.dimensions import FLAT, Layout
 from kedge.short_text import counted
 
 How = Literal["mean", "max", "tokens", "first", "last", "flatten"]
@@ -52,8 +52,8 @@ class Pool:
             raise ExtractError(f"{self.how!r}: pool with one of {', '.join(get_args(How))}")
         if not (self.channels is None or (isinstance(self.channels, int) and self.channels != 0)):
             raise ExtractError(
-                f"channels={self.channels!r}: give the dimension of the channels, 1 for images or -1 for tokens; 0 is that of "
-                "the samples"
+                f"channels={self.channels!r}: give the dimension of the channels, 1 "
+                "for images or -1 for tokens; 0 is that of the samples"
             )
         if self.padding not in ("leave out", "keep"):
             raise ExtractError(f"padding={self.padding!r}: give padding='keep', or leave it out")
@@ -61,12 +61,13 @@ class Pool:
     @property
     def __name__(self) -> str:
         """The name in messages and in the description of a folder."""
-        named = {
-            "channels": self.channels,
-            "padding": None if self.padding == "leave out" else self.padding,
-        }
-        given = ", ".join(f"{name}={value}" for name, value in named.items() if value is not None)
-        return f"{self.how} over positions" + f" ({given})" * bool(given)
+        given = []
+        if self.channels is not None:
+            given.append(f"channels={self.channels}")
+        if self.padding != "leave out":
+            given.append(f"padding={self.padding}")
+        name = f"{self.how} over positions"
+        return f"{name} ({', '.join(given)})" if given else name
 
     def __call__(self, value: Tensor) -> Tensor:
         """Pool a value of which nothing but its shape is known.
@@ -91,14 +92,17 @@ class Pool:
             return found or self._flat_layout(value)
         if found is None:
             raise ExtractError(
-                f'"{name}": the values have shape {list(value.shape)}, and the model\'s operations do not show which dimensions '
-                f"are positions; name the dimension of the channels, such as {self._call('channels=-1')} for tokens and "
-                f"{self._call('channels=1')} for images, or give a function of your own"
+                f'"{name}": the values have shape {list(value.shape)}, and the '
+                "model's operations do "
+                "not show which dimensions are positions; name the dimension of the "
+                f"channels, such as {self.how}(channels=-1) for tokens and "
+                f"{self.how}(channels=1) for images, or give a function of your own"
             )
         if self.how in _OF_SEQUENCES and len(found.positions) > 1:
             raise ExtractError(
-                f'"{name}": {self.how} is of a sequence, and the values have shape {list(value.shape)} with positions in '
-                f"dimensions {' and '.join(map(str, found.positions))}; use mean or max"
+                f'"{name}": {self.how} is of a sequence, and the values have shape '
+                f"{list(value.shape)} with positions in dimensions "
+                f"{' and '.join(map(str, found.positions))}; use mean or max"
             )
         return found
 
@@ -117,22 +121,23 @@ class Pool:
         if not layout.positions:
             return "as it is: it has no positions"
         sizes = [shape[dim] for dim in layout.positions]
-        rest = [
-            size
-            for dim, size in enumerate(shape)
-            if dim != layout.samples and dim not in layout.positions
-        ]
-        count = counted(sizes[0], "position") if len(sizes) == 1 else f"{_times(sizes)} positions"
+        aside = (layout.samples, *layout.positions)
+        rest = [size for dim, size in enumerate(shape) if dim not in aside]
+        count = f"{_times(sizes)} positions"
+        if len(sizes) == 1:
+            count = counted(sizes[0], "position")
         mask = self._mask(layout, given.masks())
         if self.how == "flatten":
             said = f"all {count} in a row"
         elif mask is None:
             said = f"{_VERBS[self.how]} {count}"
         else:
-            said = f"{_VERBS[self.how]} {_kept_by(mask)} of {count} (in the first batch)"
+            verb = "counts" if "length" in mask.name else "leaves"
+            tokens = f"the tokens that {mask.name} {verb}"
+            said = f"{_VERBS[self.how]} {tokens} of {count} (in the first batch)"
         if rest:
             said += f" of {_times(rest)} channels"
-        for joined in filter(None, layout.joined):
+        for joined in layout.joined:
             if self.how not in ("first", "last") and len(joined) == 2 and min(joined) < max(joined):
                 said += f" ({min(joined)} of them joined to {max(joined)}, as class tokens are)"
         unused = given.unused_masks()
@@ -144,15 +149,16 @@ class Pool:
         positions: list[int] = []
         if self.channels is not None and value.dim() > FLAT:
             positions = [dim for dim in range(1, value.dim()) if dim != self.channels % value.dim()]
-        nothing = (frozenset[tuple[str, int]](),) * len(positions)
+        count = len(positions)
+        nothing = (frozenset[tuple[str, int]](),) * count
         return Layout(
-            value.dim(),
-            0,
-            tuple(positions),
-            nothing,
-            nothing,
-            ((),) * len(positions),
-            (False,) * len(positions),
+            dims=value.dim(),
+            samples=0,
+            positions=tuple(positions),
+            sources=nothing,
+            within=nothing,
+            joined=((),) * count,
+            known=(False,) * count,
         )
 
     def _mask(self, layout: Layout, masks: Sequence[Mask]) -> Mask | None:
@@ -170,17 +176,17 @@ class Pool:
         if mask is None:
             self._refuse_hidden_padding(value, layout, masks, name)
             return None
-        if not bool(mask.kept.any(1).all()):
-            row = int((~mask.kept.any(1)).nonzero()[0])
+        has_token = mask.kept.any(1)
+        if not bool(has_token.all()):
+            row = int((~has_token).nonzero()[0])
             raise ExtractError(
-                f'"{name}": {mask.name} leaves sample {row} of a batch no token, so there is nothing to take the {self.how} of; '
-                f"leave such samples out, or count padding with {self._call('padding=keep')}"
+                f'"{name}": {mask.name} leaves sample {row} of a batch no token, so '
+                "there is nothing "
+                f"to take the {self.how} of; leave such samples out, or count padding "
+                f"with {self.how}(padding=keep)"
             )
-        dim = next(
-            at
-            for at, sources in zip(layout.positions, layout.sources, strict=True)
-            if sources & mask.covers
-        )
+        covered = [bool(sources & mask.covers) for sources in layout.sources]
+        dim = layout.positions[covered.index(True)]
         shape = [1] * value.dim()
         shape[layout.samples], shape[dim] = mask.kept.shape
         kept = mask.kept if layout.samples < dim else mask.kept.T
@@ -191,15 +197,19 @@ class Pool:
     ) -> None:
         """Raise ExtractError if the batch has padding, and it is not known which positions of the value are made of it."""
         for mask in masks:
-            for dim, within, known in zip(
-                layout.positions, layout.within, layout.known, strict=True
-            ):
-                if (within & mask.covers or not known) and not bool(mask.kept.all()):
-                    raise ExtractError(
-                        f'"{name}": the batch has padding ({mask.name}, {mask.kept.shape[1]} positions), and the '
-                        f"{value.shape[dim]} positions of these values are not those of the mask, so padding cannot be left "
-                        f"out; count it with {self._call('padding=keep')}, or use batches of one sample"
-                    )
+            is_hidden = [
+                bool(within & mask.covers) or not known
+                for within, known in zip(layout.within, layout.known, strict=True)
+            ]
+            if any(is_hidden) and not bool(mask.kept.all()):
+                size = value.shape[layout.positions[is_hidden.index(True)]]
+                raise ExtractError(
+                    f'"{name}": the batch has padding ({mask.name}, '
+                    f"{mask.kept.shape[1]} "
+                    f"positions), and the {size} positions of these values are not "
+                    "those of the mask, so padding cannot be left out; count it with "
+                    f"{self.how}(padding=keep), or use batches of one sample"
+                )
 
     def _pooled(self, value: Tensor, layout: Layout, kept: Tensor | None) -> Tensor:
         positions = layout.positions
@@ -213,45 +223,34 @@ class Pool:
         elif kept is None:
             pooled = value.mean(positions)
         else:
-            count = kept.expand(
-                [
-                    value.shape[dim] if dim in positions else kept.shape[dim]
-                    for dim in range(value.dim())
-                ]
-            )
+            shape = list(kept.shape)
+            for dim in positions:
+                shape[dim] = value.shape[dim]
+            count = kept.expand(shape)
             pooled = torch.where(kept, value, 0).sum(positions) / count.sum(positions)
         return pooled.movedim(layout.samples - sum(dim < layout.samples for dim in positions), 0)
 
     def _one(self, value: Tensor, layout: Layout, kept: Tensor | None) -> Tensor:
-        values = value.movedim((layout.samples, layout.positions[0]), (0, 1))
+        lead = (layout.samples, layout.positions[0])
+        values = value.movedim(lead, (0, 1))
         if kept is None:
             return values[:, 0 if self.how == "first" else -1]
-        tokens = (
-            kept.movedim((layout.samples, layout.positions[0]), (0, 1)).flatten(1).to(torch.uint8)
-        )
+        tokens = kept.movedim(lead, (0, 1)).flatten(1).to(torch.uint8)
         places = tokens.argmax(1)
         if self.how == "last":
             places = tokens.shape[1] - 1 - tokens.flip(1).argmax(1)
         return values[torch.arange(len(values), device=values.device), places]
 
-    def _call(self, argument: str) -> str:
-        return f"{self.how}({argument})"
-
 
 _UNSEEN = (
-    "{how}: the dimensions of values are known only from a call of the features with the model's arguments, in one thread "
-    "and without compiled code; name that of the channels, such as {how}(channels=-1) for tokens"
+    "{how}: the dimensions of values are known only from a call of the features with "
+    "the model's arguments, in one thread and without compiled code; name that of the "
+    "channels, such as {how}(channels=-1) for tokens"
 )
 
 
 def _least(value: Tensor) -> float | int:
     return -torch.inf if value.is_floating_point() else torch.iinfo(value.dtype).min
-
-
-def _kept_by(mask: Mask) -> str:
-    if "length" in mask.name:
-        return f"the tokens that {mask.name} counts"
-    return f"the tokens that {mask.name} leaves"
 
 
 def _times(sizes: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,12 +14,11 @@ from torch import Tensor
 
 from kedge.errors import TableError
 from kedge.features.dataset.compute import BatchComputer, TakesFeatures, bad_sample
+from kedge.features.dataset.folder.columns import FeatureColumn
 from kedge.features.dataset.folder.reading import FeatureSet, open_features
-from kedge.features.dataset.folder.stored.column import FeatureColumn
-from kedge.features.dataset.samples.batch import SampleBatch
-from kedge.features.dataset.samples.fields import LABELS
-from kedge.features.dataset.samples.loading import BatchSource, sample_by_sample
-from kedge.features.reduce.layout import ChannelLayout, Positions, numbers
+from kedge.features.dataset.keys_and_fields import LABELS
+from kedge.features.dataset.loading import BatchSource, sample_by_sample
+from kedge.features.reduce.reducer import ChannelLayout, Positions, numbers
 
 Array = NDArray[Any]
 
@@ -84,19 +84,21 @@ def feature_table(
         >>> recipes.feature_table(features, [(images, labels)], positions="mean").X.shape
         (8, 4)
     """
-    columns = _Columns(_layout(positions, channel), dtype)
+    columns = _Columns(positions, channel, dtype)
     marks: list[Array] = []
     keys: list[str] = []
     work = BatchComputer(features, batch=batch)
     for loaded in BatchSource(sample_by_sample(loader)):
-        found = work(SampleBatch(loaded.places, loaded.places, loaded.data, loaded.bad))
+        found = work(loaded)
         if found.bad:
             raise bad_sample(found.bad)
         found.wait()
         columns.add(found.values)
         keys += found.keys
-        marks += _marks(labels(loaded.data), len(found.keys))
-    return columns.table(_joined(marks), keys)
+        given = labels(loaded.data)
+        if given is not None:
+            marks.append(_marks(given, len(found.keys)))
+    return columns.table(np.concatenate(marks) if marks else None, keys)
 
 
 def stored_table(
@@ -124,23 +126,29 @@ def stored_table(
         TableError: If features or labels do not have one row for each sample.
         NotFeatures: If the folder holds no features.
     """
-    stored = stored if isinstance(stored, FeatureSet) else open_features(stored)
-    columns = _Columns(_layout(positions, channel), dtype)
+    if not isinstance(stored, FeatureSet):
+        stored = open_features(stored)
+    columns = _Columns(positions, channel, dtype)
     for site, column in stored.items():
         for values in _parts(column):
             columns.add({site: values})
     keys = list(stored.samples)
-    if labels is None:
-        return columns.table(stored.labels.numpy() if LABELS in stored.fields else None, keys)
-    return columns.table(_labels(labels, keys), keys)
+    y = None
+    if labels is not None:
+        y = _labels(labels, keys)
+    elif LABELS in stored.fields:
+        y = stored.labels.numpy()
+    return columns.table(y, keys)
 
 
 def _parts(column: FeatureColumn) -> Iterator[Tensor]:
     """Yield blocks of a column's rows; single rows if their shapes differ."""
     if len(column.shapes) > 1:
-        yield from (value[None] for value in column)
+        for value in column:
+            yield value[None]
     else:
-        yield from (column[start : start + _ROWS] for start in range(0, len(column), _ROWS))
+        for start in range(0, len(column), _ROWS):
+            yield column[start : start + _ROWS]
 
 
 def _labels(labels: Mapping[str, Any] | Callable[[str], Any], keys: Sequence[str]) -> Array:
@@ -149,14 +157,22 @@ def _labels(labels: Mapping[str, Any] | Callable[[str], Any], keys: Sequence[str
     missing = [key for key in keys if key not in labels]
     if missing:
         raise TableError(
-            f"{len(missing)} of {len(keys)} samples have no label, the first is {missing[0]!r}; give each key a label"
+            f"{len(missing)} of {len(keys)} samples have no label, the first is "
+            f"{missing[0]!r}; give each key a label"
         )
     return np.asarray([labels[key] for key in keys])
 
 
 class _Columns:
-    def __init__(self, layout: ChannelLayout, dtype: torch.dtype) -> None:
-        self.layout, self.dtype = layout, dtype
+    """The columns of a table: for each site blocks of rows, and the names of its columns."""
+
+    def __init__(self, positions: Positions | None, channel: int, dtype: torch.dtype) -> None:
+        if positions == "samples":
+            raise TableError(
+                "positions='samples': a table has one row for each sample; use 'mean', "
+                "'max' or 'elements'"
+            )
+        self.layout, self.dtype = ChannelLayout(positions, channel), dtype
         self.blocks: dict[str, list[Array]] = {}
         self.names: dict[str, list[str]] = {}
 
@@ -164,11 +180,13 @@ class _Columns:
         """Add the features of a batch."""
         for site, value in values.items():
             rows = self.layout.rows(numbers(value)).to(self.dtype)
-            names = list(_names(site, value.shape[1:], rows.shape[1:].numel()))
-            if self.names.setdefault(site, names) != names:
+            names = _names(site, value.shape[1:], rows.shape[1:].numel())
+            known = self.names.setdefault(site, names)
+            if known != names:
                 raise TableError(
-                    f"{site!r} has {len(self.names[site])} columns for some samples and {len(names)} for others; "
-                    "pool values of different sizes with positions='mean' or 'max'"
+                    f"{site!r} has {len(known)} columns for some samples and "
+                    f"{len(names)} for others; pool values of different sizes with "
+                    "positions='mean' or 'max'"
                 )
             self.blocks.setdefault(site, []).append(rows.cpu().numpy())
 
@@ -177,52 +195,43 @@ class _Columns:
         if not self.blocks:
             raise TableError("a table needs at least one sample and got none")
         sides = [np.concatenate(self.blocks.pop(site)) for site in list(self.blocks)]
-        if len({len(side) for side in sides}) > 1:
-            rows = ", ".join(
-                f"{site!r} {len(side)}" for site, side in zip(self.names, sides, strict=True)
-            )
+        counts = [len(side) for side in sides]
+        if len(set(counts)) > 1:
+            sites = zip(self.names, counts, strict=True)
+            rows = ", ".join(f"{site!r} {count}" for site, count in sites)
             raise TableError(
-                f"the sites have rows for different numbers of samples: {rows}; leave out the samples that not every site has"
+                f"the sites have rows for different numbers of samples: {rows}; leave "
+                "out the samples that not every site has"
             )
         x = sides[0] if len(sides) == 1 else np.concatenate(sides, axis=1)
         if len(x) != len(keys) or (y is not None and len(y) != len(keys)):
             count = "none" if y is None else len(y)
             raise TableError(
-                f"{len(keys)} samples have {len(x)} rows of features and {count} labels; each needs one"
+                f"{len(keys)} samples have {len(x)} rows of features and {count} "
+                "labels; each needs one"
             )
-        return FeatureTable(x, y, keys, [name for names in self.names.values() for name in names])
+        columns: list[str] = []
+        for names in self.names.values():
+            columns += names
+        return FeatureTable(x, y, keys, columns)
 
 
-def _layout(positions: Positions | None, channel: int) -> ChannelLayout:
-    if positions == "samples":
-        raise TableError(
-            "positions='samples': a table has one row for each sample; use 'mean', 'max' or 'elements'"
-        )
-    return ChannelLayout(positions, channel)
-
-
-def _names(site: str, shape: Sequence[int], width: int) -> Iterator[str]:
+def _names(site: str, shape: Sequence[int], width: int) -> list[str]:
     if not shape:
-        yield site
-    else:
-        several = [size for size in shape if size > 1]
-        pooled = int(np.prod(shape)) != width
-        for index in np.ndindex(*([width] if pooled else several or [1])):
-            yield f"{site}[{','.join(map(str, index))}]"
+        return [site]
+    several = [size for size in shape if size > 1] or [1]
+    if math.prod(shape) != width:  # pooled
+        several = [width]
+    return [f"{site}[{','.join(map(str, index))}]" for index in np.ndindex(*several)]
 
 
-def _marks(given: Any, size: int) -> list[Array]:
-    """Return the labels of a batch as a list of one array; an empty list without labels."""
-    if given is None:
-        return []
+def _marks(given: Any, size: int) -> Array:
+    """Return the labels of a batch as an array."""
     marks = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
     if not marks.ndim or len(marks) != size:
         raise TableError(
-            f"{size} samples came with labels of shape {list(marks.shape)}; each needs one. Name their place in a "
-            "batch with labels=, or give labels=lambda batch: None"
+            f"{size} samples came with labels of shape {list(marks.shape)}; each needs "
+            "one. Name their place in a batch with labels=, or give labels=lambda "
+            "batch: None"
         )
-    return [marks]
-
-
-def _joined(marks: list[Array]) -> Array | None:
-    return np.concatenate(marks) if marks else None
+    return marks

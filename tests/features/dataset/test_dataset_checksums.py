@@ -118,7 +118,7 @@ def test_shards_of_earlier_versions_are_read_and_told_once(
 ) -> None:
     """Without checksums everything is read as before, with one line that says so; a shard that is too short is an error."""
     with monkeypatch.context() as patch:
-        patch.setattr("kedge.features.dataset.folder.shards.checked", lambda shard, widened: shard)
+        patch.setattr("kedge.features.dataset.folder.writing.checked", lambda shard, widened: shard)
         folder = _extract(tmp_path / "out")
     index = folder / "index-0.jsonl"
     lines = [json.loads(line) for line in index.read_text().splitlines()]

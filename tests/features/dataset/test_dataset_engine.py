@@ -20,13 +20,13 @@ from torch.utils.data import (
 
 from kedge.errors import ExtractionFailed
 from kedge.features.dataset import Options, compute, engine, extract_dataset, open_features
-from kedge.features.dataset.folder import shards
+from kedge.features.dataset.batch import SampleBatch
+from kedge.features.dataset.folder import writing
 from kedge.features.dataset.folder.files import entries
-from kedge.features.dataset.folder.formats.safetensors import Safetensors
-from kedge.features.dataset.folder.manifest import about_columns, settle
-from kedge.features.dataset.folder.shards import Shards
+from kedge.features.dataset.folder.formats import Safetensors
+from kedge.features.dataset.folder.manifest import settle, types_of
+from kedge.features.dataset.folder.writing import Shards
 from kedge.features.dataset.ranks import SharingRank
-from kedge.features.dataset.samples.batch import SampleBatch
 from kedge.features.extract import extract
 from kedge.stderr import SpacedLines
 from tests.features.dataset.imagesets import (
@@ -302,7 +302,7 @@ def test_memory_is_bounded_however_slow_the_disk(tmp_path, monkeypatch):
 
 def test_the_first_shards_are_smaller(tmp_path, monkeypatch):
     """Each is as large as all before it, up to the size that was asked for, so that little is left to write at the end."""
-    monkeypatch.setattr(shards, "_FIRST_BYTES", 4 * 3072)
+    monkeypatch.setattr(writing, "_FIRST_BYTES", 4 * 3072)
     given = DataLoader(Images(400), batch_size=4)
     extract_dataset(features(["1"]), given, tmp_path / "out", Options(shard_bytes=16 * 3072))
 
@@ -355,7 +355,7 @@ def test_the_work_on_a_batch_can_be_sent_elsewhere(tmp_path):
     options = pickle.loads(pickle.dumps(Options(rank=SharingRank(3, 4))))
     x = torch.stack([image(i) for i in range(5)])
     columns = pickle.loads(pickle.dumps(there(SampleBatch(list("01234"), list("abcde"), x, []))))
-    settle(tmp_path, {"columns": about_columns(columns.values)})
+    settle(tmp_path, {"columns": types_of(columns.values)})
     shelf = Shards(tmp_path, 3, options)
     shelf.add(columns)
     shelf.write()

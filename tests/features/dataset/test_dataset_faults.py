@@ -25,8 +25,8 @@ from kedge.errors import (
     RecordingError,
 )
 from kedge.features.dataset import Options, extract_dataset, open_features
+from kedge.features.dataset.folder import formats
 from kedge.features.dataset.folder.files import only_writer
-from kedge.features.dataset.folder.formats import safetensors
 from kedge.features.extract import extract
 from kedge.features.reduce import Mean
 from tests.features.dataset.imagesets import (
@@ -217,7 +217,7 @@ def test_a_workers_death_keeps_what_is_written(tmp_path):
 
 def test_a_full_disk_keeps_what_is_written(tmp_path, monkeypatch):
     """When the disk is full the error says so, no half shard stays, and the run goes on when there is room."""
-    usual, calls = safetensors.write_all, []
+    usual, calls = formats.write_all, []
 
     def full(file, content):
         calls.append(len(content))
@@ -226,7 +226,7 @@ def test_a_full_disk_keeps_what_is_written(tmp_path, monkeypatch):
         usual(file, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(safetensors, "write_all", full)
+        patch.setattr(formats, "write_all", full)
         with pytest.raises(
             RecordingError,
             match="cannot write .*shard-0-.*: No space left on device; free some space",
@@ -403,7 +403,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 def test_a_format_without_its_package_says_what_to_install(tmp_path, monkeypatch):
     """The message says what to install."""
     monkeypatch.setitem(sys.modules, "zarr", None)
-    monkeypatch.delitem(sys.modules, "kedge.features.dataset.folder.formats.zarr", raising=False)
+    monkeypatch.delitem(sys.modules, "kedge.features.dataset.folder.zarr", raising=False)
     with pytest.raises(
         MissingExtra, match=r"zarr need the package zarr.*pip install 'kedge\[zarr\]'"
     ):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from kedge.errors import ExtractionFailed, NoSuchSite
 from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.engine import progress_bar
-from kedge.features.dataset.folder.stored.samples import numbered, place_order
+from kedge.features.dataset.folder.samples import numbered, place_order
 from kedge.features.reduce import Covariance, Mean, TopK
 from tests.features.dataset.imagesets import Images, Stream, batches_of, features, in_memory
 

@@ -13,7 +13,7 @@ import torch
 from kedge.errors import NotFeatures
 from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.folder import files
-from kedge.features.dataset.folder.stored_reducers import StoredReducers
+from kedge.features.dataset.folder.writing import StoredReducers
 from kedge.features.reduce import Mean, TopK
 from tests import forked
 from tests.features.dataset.imagesets import Images, batches_of, features, in_memory, written

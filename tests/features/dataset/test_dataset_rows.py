@@ -17,10 +17,9 @@ from torch.utils.data import DataLoader
 
 from kedge.errors import NoSuchKey, NotFeatures
 from kedge.features.dataset import Options, extract_dataset, open_features
-from kedge.features.dataset.folder.formats import safetensors
-from kedge.features.dataset.folder.stored import shard
-from kedge.features.dataset.folder.stored.samples import StoredSamples
-from kedge.features.dataset.folder.stored.texts import PackedTexts
+from kedge.features.dataset.folder import formats, stored_shard
+from kedge.features.dataset.folder.samples import StoredSamples
+from kedge.features.dataset.folder.stored_shard import PackedTexts
 
 pytestmark = pytest.mark.usefixtures("no_threads_of_zarr")
 FORMATS = ["safetensors", "zarr", "parquet"]
@@ -30,7 +29,7 @@ ROWS, LENGTH = 12, 100
 @pytest.fixture(autouse=True)
 def no_trust(monkeypatch):
     """Check at each read whether the file has changed."""
-    monkeypatch.setattr(shard, "TRUSTED", -1)
+    monkeypatch.setattr(stored_shard, "TRUSTED", -1)
 
 
 def values(length=LENGTH, dtype=torch.float32):
@@ -51,13 +50,13 @@ def written(folder, rows=None, **options):
 def counted(monkeypatch):
     """Count how often each shard is opened."""
     opened = Counter()
-    begin = safetensors.MappedShard.__init__
+    begin = formats.MappedShard.__init__
 
-    def counting(self, path, sites):
+    def counting(self, path):
         opened[path.name] += 1
-        begin(self, path, sites)
+        begin(self, path)
 
-    monkeypatch.setattr(safetensors.MappedShard, "__init__", counting)
+    monkeypatch.setattr(formats.MappedShard, "__init__", counting)
     return opened
 
 
@@ -162,7 +161,7 @@ def test_a_batch_does_not_count_all_samples(tmp_path, monkeypatch):
 
 def test_few_shards_are_open_at_once(tmp_path, counted, monkeypatch):
     """Beyond a number of open shards the oldest is closed; all rows are still right."""
-    monkeypatch.setattr(safetensors.Safetensors, "most_open", 2)
+    monkeypatch.setattr(formats.Safetensors, "most_open", 2)
     found = written(tmp_path / "out")
     shards = found._samples.shards
     for _ in range(2):
@@ -186,13 +185,13 @@ def test_open_shards_end_with_their_data_set(tmp_path):
 
 def test_the_file_system_is_asked_now_and_then(tmp_path, monkeypatch):
     """Reads that follow each other at once trust the open file, later ones look whether it is still the same."""
-    monkeypatch.setattr(shard, "TRUSTED", 100)
+    monkeypatch.setattr(stored_shard, "TRUSTED", 100)
     found = written(tmp_path / "out")
     found["f"][0]
     shutil.rmtree(tmp_path / "out")
 
     assert torch.equal(found["f"][0], values()[0])
-    monkeypatch.setattr(shard, "TRUSTED", -1)
+    monkeypatch.setattr(stored_shard, "TRUSTED", -1)
     with pytest.raises(NotFeatures, match="cannot be read any more"):
         found["f"][0]
 
@@ -287,7 +286,7 @@ def test_open_columns_are_sent_to_other_processes(tmp_path, counted):
 
 def test_threads_read_one_data_set_together(tmp_path, monkeypatch):
     """Eight threads, of which each opens and closes shards for the others, read what one does."""
-    monkeypatch.setattr(safetensors.Safetensors, "most_open", 1)
+    monkeypatch.setattr(formats.Safetensors, "most_open", 1)
     found, wrong = written(tmp_path / "out"), []
 
     def read(seed):
@@ -307,7 +306,7 @@ def test_threads_read_one_data_set_together(tmp_path, monkeypatch):
 def test_keys_are_found_without_an_object_for_each(tmp_path, monkeypatch):
     """A key is compared as text, also where hashes are equal; one that is not there is an error."""
     monkeypatch.setattr(
-        "kedge.features.dataset.folder.stored.samples.hash", lambda key: len(key), raising=False
+        "kedge.features.dataset.folder.samples.hash", lambda key: len(key), raising=False
     )
     keys = [f"{'ä' if i % 2 else ''}key {i}" for i in range(LENGTH)]
     found = written(tmp_path / "out", keys=keys)

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kedge.features.dataset.folder.formats.format import Shard
+from kedge.features.dataset.folder.formats import Shard
 
-FORMAT = pytest.importorskip("kedge.features.dataset.folder.formats.zarr").FORMAT
+FORMAT = pytest.importorskip("kedge.features.dataset.folder.zarr").FORMAT
 
 pytestmark = pytest.mark.usefixtures("no_threads_of_zarr")
-
-SITES = {"x": ["site0", "float32"]}
 
 
 @pytest.fixture
@@ -23,7 +21,7 @@ def shard(tmp_path: Path, no_threads_of_zarr: None) -> Path:
     """Write a shard of two samples."""
     path = tmp_path / "0.zarr"
     FORMAT.write(path, Shard({"keys": ["a", "b"], "shapes": {"x": [3]}}, {"x": [torch.ones(2, 3)]}))
-    assert FORMAT.open(path, SITES).values("x").rows(0, 2).tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert FORMAT.open(path).values("x").rows(0, 2).tolist() == [[1, 1, 1], [1, 1, 1]]
     return path
 
 
@@ -35,7 +33,7 @@ def test_what_is_no_file_is_refused(shard: Path) -> None:
     chunk.unlink()
     os.mkfifo(chunk)
     with pytest.raises(ValueError, match="is not a file"):
-        FORMAT.open(shard, SITES).values("x").rows(0, 2)
+        FORMAT.open(shard).values("x").rows(0, 2)
 
 
 @pytest.mark.parametrize(
@@ -58,4 +56,4 @@ def test_another_description_of_an_array_is_refused(
     inner[keys[-1]] = value
     file.write_text(json.dumps(described), encoding="utf-8")
     with pytest.raises(ValueError, match=r"as written|samples of the shape"):
-        FORMAT.open(shard, SITES).values("x").rows(0, 2)
+        FORMAT.open(shard).values("x").rows(0, 2)

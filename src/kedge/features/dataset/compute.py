@@ -17,13 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import BadSample, ExtractionFailed, KedgeError
-from kedge.features.axes.arguments import batch_of
-from kedge.features.dataset.devices import usable
+from kedge.features.arguments import batch_of
+from kedge.features.dataset.batch import (
+    Columns,
+    FailedSample,
+    SampleBatch,
+    bad,
+    called_with,
+    moved,
+    narrowed,
+)
+from kedge.features.dataset.keys_and_fields import SampleKeys, name_of
 from kedge.features.dataset.options import OnBad
-from kedge.features.dataset.samples.batch import Columns, FailedSample, SampleBatch
-from kedge.features.dataset.samples.inputs import called_with, given, moved, narrowed
-from kedge.features.dataset.samples.names import SampleKeys, name_of
-from kedge.features.dataset.samples.placed import LoadedBatch, bad
 from kedge.torch_internals.accelerators import to_host
 from kedge.torch_internals.module_tables import parameters_in
 
@@ -62,7 +67,13 @@ class BatchComputer:
         left_out: Container[str] = (),
     ) -> None:
         self.features, self.batch, self._left_out = features, batch, left_out
-        self.device = _device_of(features) if device is None else usable(device)
+        self.device: torch.device | None = None
+        if device is not None:
+            self.device = usable(device)
+        elif isinstance(features, nn.Module):
+            for parameter in parameters_in(features).values():
+                self.device = parameter.device
+                break
         self._proven = proven
         self._taken: tuple[Any, int] | None = None  # a batch that the model took, and its size
         self._preparing = False  # whether batch= is running
@@ -81,11 +92,16 @@ class BatchComputer:
             raise
         except Exception as error:  # noqa: BLE001 - a model may raise anything
             return self._without_bad(batch, error)
-        # The first batch: a reference to the last would keep its memory from the next.
-        self._taken = self._taken or (batch.data, len(batch.places))
-        copied = tuple(event for _, event in found.values() if event is not None)
-        values = {name: value for name, (value, _) in found.items()}
-        return Columns(batch.places, batch.keys, values, batch.bad, copied, batch.fields)
+        if self._taken is None:
+            # The first batch: a reference to the last would keep its memory from the next.
+            self._taken = batch.data, len(batch.places)
+        values: dict[str, Tensor] = {}
+        copied: list[torch.Event] = []
+        for name, (value, event) in found.items():
+            values[name] = value
+            if event is not None:
+                copied.append(event)
+        return Columns(batch.places, batch.keys, values, batch.bad, tuple(copied), batch.fields)
 
     def held(self) -> AbstractContextManager[Any]:
         """Return a context in which the features keep their hooks on the model between batches, if they have hooks."""
@@ -96,33 +112,43 @@ class BatchComputer:
 
     def _features(self, data: Any, size: int) -> dict[str, tuple[Tensor, torch.Event | None]]:
         data = moved(data, self.device)
-        self._preparing = self.batch is not None
-        args, kwargs = (
-            called_with(data, self._left_out) if self.batch is None else given(self.batch(data))
-        )
-        self._preparing = False
+        if self.batch is None:
+            args, kwargs = called_with(data, self._left_out)
+        else:
+            self._preparing = True
+            made = self.batch(data)
+            self._preparing = False
+            args, kwargs = (made,), {}
+            if isinstance(made, Mapping):
+                args, kwargs = (), dict(made)
+            elif isinstance(made, tuple):
+                args = made
         with torch.no_grad(), batch_of(size):
-            return {
-                name: _own(name, value, size)
-                for name, value in self.features(*args, **kwargs).items()
-            }
+            found = self.features(*args, **kwargs)
+            return {name: _own(name, value, size) for name, value in found.items()}
 
     def _without_bad(self, batch: SampleBatch, error: Exception) -> Columns:
         """Return the features of the samples that the model can take; see Note [Which sample it was]."""
         size = len(batch.places)
         taker = f"batch= ({name_of(self.batch)})" if self._preparing else "the model"
-        failed = {
-            row: found for row in range(size) if (found := self._alone(batch, row)) is not None
-        }
+        failed: dict[int, FailedSample] = {}
+        for row in range(size):
+            alone = self._failure(narrowed(batch.data, [row], size), 1)
+            if alone is not None:
+                found = bad(batch.places[row], alone)
+                failed[row] = found._replace(key=batch.keys[row])
+
         if not failed or (len(failed) == size and not self._still_works()):
+            alone_too = "it cannot take any sample alone either"
+            if not failed:
+                alone_too = "it can take each sample alone"
             raise ExtractionFailed(
-                f"{taker} cannot take a batch of {size} samples, from {batch.keys[0]!r} to {batch.keys[-1]!r}: "
-                f"{type(error).__name__}: {error}; "
-                f"{'it can take each sample alone' if not failed else 'it cannot take any sample alone either'}"
+                f"{taker} cannot take a batch of {size} samples, from "
+                f"{batch.keys[0]!r} to {batch.keys[-1]!r}: {type(error).__name__}: "
+                f"{error}; {alone_too}"
             ) from error
-        rest = [row for row in range(size) if row not in failed]
-        left = batch.only(rest, narrowed(batch.data, rest, size))
-        return self(left._replace(bad=[*batch.bad, *failed.values()]))
+        rest = batch.only([row for row in range(size) if row not in failed])
+        return self(rest._replace(bad=[*batch.bad, *failed.values()]))
 
     def _still_works(self) -> bool:
         if self._taken is None:
@@ -133,18 +159,47 @@ class BatchComputer:
             return False
         return True
 
-    def _alone(self, batch: SampleBatch, row: int) -> FailedSample | None:
+    def _failure(self, data: Any, size: int) -> Exception | None:
+        """Return the error that the model raises for samples; None if it takes them."""
         try:
-            self._features(narrowed(batch.data, [row], len(batch.places)), 1)
+            self._features(data, size)
         except _NOT_A_SAMPLES_FAULT:
             raise
         except Exception as error:  # noqa: BLE001 - as above
-            return bad(batch.places[row], error)._replace(key=batch.keys[row])
+            return error
         return None
 
 
+def usable(device: Any) -> torch.device:
+    """Return a device, after a test computation on it.
+
+    Args:
+        device: The device's name, such as "cuda:1", or a `torch.device`.
+
+    Raises:
+        ExtractionFailed: The device does not exist or cannot compute; the message contains
+            PyTorch's reason.
+    """
+    try:
+        found = torch.device(device)
+        # Without a driver, creating a device is not an error yet.
+        torch.zeros(1, device=found).add_(1).cpu()
+    except Exception as error:
+        there = ["cpu"]
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if accelerator is not None:
+            numbers = range(torch.accelerator.device_count())
+            there += [f"{accelerator.type}:{number}" for number in numbers]
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ExtractionFailed(
+            f"device={str(device)!r} cannot be used: {reason}; use one of this "
+            f"machine: {', '.join(there)}"
+        ) from error
+    return found
+
+
 def compute(
-    loads: Iterable[LoadedBatch], keys: SampleKeys, work: BatchComputer, on_bad: OnBad
+    loads: Iterable[SampleBatch], keys: SampleKeys, work: BatchComputer, on_bad: OnBad
 ) -> Generator[Columns]:
     """Yield the features of each batch; the good samples of a batch come before the error about its bad ones."""
     for loaded in loads:
@@ -158,12 +213,11 @@ def compute(
 
 def bad_sample(found: Sequence[FailedSample]) -> BadSample:
     """Return the error about samples without features; it names the first."""
-    first, more = found[0], f" (and {len(found) - 1} more of its batch)" if len(found) > 1 else ""
-    remedy = (
-        "a stream cannot continue after this"
-        if first.ends
-        else "fix it, or leave such samples out with on_bad='skip' (--on-bad skip)"
-    )
+    first = found[0]
+    more = f" (and {len(found) - 1} more of its batch)" if len(found) > 1 else ""
+    remedy = "fix it, or leave such samples out with on_bad='skip' (--on-bad skip)"
+    if first.ends:
+        remedy = "a stream cannot continue after this"
     error = BadSample(f"no features of sample {first.key!r}{more}: {first.why}; {remedy}")
     if first.details:
         error.add_note(first.details.rstrip())
@@ -175,31 +229,24 @@ def _own(name: str, value: Any, size: int) -> tuple[Tensor, torch.Event | None]:
 
     With it comes the event of its arrival; None if it is there.
     """
-    if isinstance(value, Tensor) and (value.is_nested or value.layout != torch.strided):
-        kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.").lstrip("_")
-        dense = "v.to_padded_tensor(0.0)" if value.is_nested else "v.to_dense()"
+    is_tensor = isinstance(value, Tensor)
+    if is_tensor and (value.is_nested or value.layout != torch.strided):
+        kind = str(value.layout).removeprefix("torch.").lstrip("_")
+        dense = "v.to_dense()"
+        if value.is_nested:
+            kind, dense = "nested", "v.to_padded_tensor(0.0)"
         raise ExtractionFailed(
-            f"{name!r} is a {kind} tensor, and samples are stored as rows of a dense one: give the site a transform, such as "
-            f"lambda v: {dense}"
+            f"{name!r} is a {kind} tensor, and samples are stored as rows of a dense "
+            f"one: give the site a transform, such as lambda v: {dense}"
         )
-    if not isinstance(value, Tensor) or not value.ndim or len(value) != size:
-        shape = (
-            f"shape {tuple(value.shape)}"
-            if isinstance(value, Tensor)
-            else f"a {type(value).__name__}"
-        )
+    if not is_tensor or not value.ndim or len(value) != size:
+        shape = f"shape {tuple(value.shape)}" if is_tensor else f"a {type(value).__name__}"
         raise ExtractionFailed(
-            f"{name!r} has {shape} for a batch of {size} samples: the first dimension must be that of the samples; "
-            "give the site a transform that returns such a tensor"
+            f"{name!r} has {shape} for a batch of {size} samples: the first dimension "
+            "must be that of the samples; give the site a transform that returns such "
+            "a tensor"
         )
     plain: Tensor = value.detach()
     if plain.device.type == "cpu":
         return plain.clone(memory_format=torch.contiguous_format), None
     return to_host(plain.contiguous())
-
-
-def _device_of(features: Any) -> torch.device | None:
-    if not isinstance(features, nn.Module):
-        return None
-    first = next(iter(parameters_in(features).values()), None)
-    return None if first is None else first.device

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,8 @@ from rich.progress import (
 from rich.text import Text
 
 from kedge.errors import ExtractionFailed, KedgeError
-from kedge.features.dataset.cluster import is_of_ray
+from kedge.features.arguments import Arguments
+from kedge.features.dataset.batch import Columns, SampleBatch, VisitedPlaces, why
 from kedge.features.dataset.compute import BatchComputer, TakesFeatures, compute
 from kedge.features.dataset.folder.files import only_writer
 from kedge.features.dataset.folder.manifest import (
@@ -35,17 +36,19 @@ from kedge.features.dataset.folder.manifest import (
     settle,
 )
 from kedge.features.dataset.folder.reading import FeatureSet, open_features, places_of
-from kedge.features.dataset.folder.shards import Shards
-from kedge.features.dataset.folder.writer import ShardWriter
+from kedge.features.dataset.folder.writing import Shards, ShardWriter
+from kedge.features.dataset.keys_and_fields import (
+    BatchFields,
+    SampleKeys,
+    must_be_names,
+    must_be_possible,
+)
+from kedge.features.dataset.loading import BatchSource, sample_by_sample
 from kedge.features.dataset.options import Options
 from kedge.features.dataset.ranks import SharingRank
-from kedge.features.dataset.reduced_layout import reduced_as_laid_out
-from kedge.features.dataset.samples.batch import Columns, VisitedPlaces
-from kedge.features.dataset.samples.fields import BatchFields
-from kedge.features.dataset.samples.loading import BatchSource, sample_by_sample
-from kedge.features.dataset.samples.names import SampleKeys, must_be_names, must_be_possible
-from kedge.features.dataset.samples.placed import LoadedBatch, why
+from kedge.features.dimensions import Layout
 from kedge.features.forward import FeatureForward
+from kedge.features.reduce.reducer import Reducer
 from kedge.files.atomic_write import told
 from kedge.files.given_path import given_path
 from kedge.short_text import seconds
@@ -88,22 +91,29 @@ def extract_dataset(
     if isinstance(forward, FeatureForward):
         forward.warn_of_training()
     if is_of_ray(loader):
-        found: FeatureSet = import_module("kedge.features.dataset.on_ray").extract_on_ray(
-            features, loader, out, options
-        )
+        on_ray = import_module("kedge.features.dataset.on_ray")
+        found: FeatureSet = on_ray.extract_on_ray(features, loader, out, options)
         return found
+
     loader = sample_by_sample(loader, options.items)
-    rank, folder = options.rank or SharingRank.here(), given_path(out)
+    rank = options.rank or SharingRank.here()
+    folder = given_path(out)
     with told(f"make the folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
     wanted = about_run(features, loader, options)
     check_folder(folder, wanted)
     with only_writer(folder, rank.rank):
-        done = VisitedPlaces(BatchSource(loader).length)
-        keys = SampleKeys(options.keys, BatchSource(loader).length, _mark_done(done, folder))
-        source = BatchSource(
-            loader, rank, options.split, done, in_batches=options.items == "batches"
-        )
+        length = BatchSource(loader).length
+        done = VisitedPlaces(length)
+        known = []
+        if read_manifest(folder) is not None:
+            known = list(places_of(folder))
+        for place, _ in known:
+            done.add(place)
+        keys = SampleKeys(options.keys, length, known)
+        del known  # as much memory as all keys
+        in_batches = options.items == "batches"
+        source = BatchSource(loader, rank, options.split, done, in_batches)
         fields = BatchFields(options.stored_fields)
         work = BatchComputer(
             features,
@@ -116,16 +126,13 @@ def extract_dataset(
         # generators here.
         with (
             work.held(),
-            reduced_as_laid_out(forward, options.reducers),
+            _reduced_as_laid_out(forward, options.reducers),
             closing(_loaded(source)) as loads,
             closing(compute(map(fields, loads), keys, work, options.on_bad)) as computed,
         ):
-            _write(
-                features,
-                computed,
-                FeatureDestination(folder, rank, options, wanted),
-                source.left if rank.rank == 0 else None,
-            )
+            destination = FeatureDestination(folder, rank, options, wanted)
+            total = source.left if rank.rank == 0 else None
+            _write(features, computed, destination, total)
     return open_features(folder)
 
 
@@ -145,32 +152,104 @@ class FeatureDestination(NamedTuple):
     wanted: Mapping[str, Any]
 
 
-def _mark_done(done: VisitedPlaces, folder: Path) -> Iterator[tuple[str, str]]:
-    known = list(places_of(folder)) if read_manifest(folder) is not None else []
-    for place, _ in known:
-        done.add(place)
-    return iter(known)
+def is_of_ray(data: object) -> bool:
+    """Whether data are a Ray data set; does not import Ray."""
+    kinds = [kind for kind in type(data).__mro__ if kind.__name__ == "Dataset"]
+    return any(kind.__module__.partition(".")[0] == "ray" for kind in kinds)
+
+
+def _loaded(source: BatchSource) -> Generator[SampleBatch]:
+    """Yield the batches of a source; an error of its loader says what to do."""
+    batches = iter(source)
+    count = 0
+    while True:
+        try:
+            loaded = next(batches)
+        except StopIteration:
+            return
+        except KedgeError:
+            raise
+        except Exception as error:
+            raise ExtractionFailed(
+                f"the loader failed after {count:,} samples: {why(error)}; the "
+                "features computed before are written, and the same run continues from "
+                "there"
+            ) from error
+        count += len(loaded.places)
+        yield loaded
+        del loaded  # otherwise two batches are in memory while the next one is loaded
+
+
+@contextmanager
+def _reduced_as_laid_out(forward: Any, reducers: Mapping[str, Sequence[Reducer]]) -> Iterator[None]:
+    """Context of an extraction in which a reducer that would take positions for channels is an error.
+
+    Args:
+        forward: The features' forwards; nothing is known about those of features not from Kedge.
+        reducers: The reducers of each value.
+    """
+    if not (reducers and isinstance(forward, FeatureForward)):
+        yield
+        return
+
+    def inspect(name: str, layout: Layout, given: Arguments) -> None:
+        for reducer in reducers.get(name, ()):
+            if hasattr(reducer, "layout"):
+                _check_layout(name, reducer, layout, given)
+
+    followed = forward.follows
+    forward.follows, forward.inspect = True, inspect
+    try:
+        yield
+    finally:
+        forward.follows, forward.inspect = followed, None
+
+
+def _check_layout(name: str, reducer: Reducer, layout: Layout, given: Arguments) -> None:
+    """Raise ExtractionFailed if a reducer of a value would take another dimension for the channels, or count padding."""
+    positions, channel = reducer.layout.positions, reducer.layout.channel
+    if not layout.positions or positions in (None, "elements"):
+        return
+    shown = f"reduce: {reducer.settings['reducer']} of {name!r}"
+    aside = (layout.samples, *layout.positions)
+    channels = [dim for dim in range(layout.dims) if dim not in aside]
+    per_channel = reducer.settings.get("per", "channel") == "channel"
+    if per_channel and channels and channels != [channel % layout.dims]:
+        raise ExtractionFailed(
+            f"{shown} takes dimension {channel} for the channels, and the model has "
+            f"them in dimension {channels[0]} of {layout.dims}; give "
+            f"channel={channels[0] - layout.dims}, or pool the values first, with "
+            "--transform or Pool"
+        )
+    for mask in given.masks():
+        covers = any(sources & mask.covers for sources in layout.sources)
+        if covers and not bool(mask.kept.all()):
+            raise ExtractionFailed(
+                f"{shown} would count padding, which {mask.name} marks; pool the "
+                "values first, such as with --transform mean or "
+                "kedge.features.pooling.Pool('mean'), or use batches of one sample"
+            )
 
 
 def _write(
     features: Any, computed: Iterator[Columns], destination: FeatureDestination, total: int | None
 ) -> None:
     """Write computed features in a thread, and the run's manifest as soon as the first batch is computed."""
+    folder, rank, options, wanted = destination
     # Loaders start their workers with the first batch, and forking is safer before the thread
     # starts.
     first: list[Columns] = []
+    known: dict[str, Any] = {}
     for columns in computed:
         first.append(columns)
         if columns.values:
+            must_be_names(options.reduce, columns.values)
+            known = about_content(columns) | about_pooling(features)
             break
-    known: dict[str, Any] = {}
-    if first and first[-1].values:
-        must_be_names(destination.options.reduce, first[-1].values)
-        known = about_content(first[-1]) | about_pooling(features)
-    settle(destination.folder, {**destination.wanted, **known})
-    options = destination.options
-    shards = Shards(destination.folder, destination.rank.rank, options)
-    shown = options.progress if destination.rank.rank == 0 else False
+    settle(folder, {**wanted, **known})
+
+    shards = Shards(folder, rank.rank, options)
+    shown = options.progress if rank.rank == 0 else False
     with (
         ShardWriter(shards, options.shard_bytes) as writer,
         progress_bar(shown, Console(stderr=True)) as bar,
@@ -187,10 +266,15 @@ def _write(
 
 def told_progress(task: Task) -> str:
     """Return the progress as a line: the number of samples, their rate, and the time left."""
-    of = "" if task.total is None else f" of {task.total:,.0f}"
-    rate = "" if task.speed is None else f", {task.speed:,.0f}/s"
-    left = "" if task.time_remaining is None else f", {seconds(task.time_remaining)} left"
-    return f"{task.description}: {task.completed:,.0f}{of} samples{rate}{left}"
+    told = f"{task.description}: {task.completed:,.0f}"
+    if task.total is not None:
+        told += f" of {task.total:,.0f}"
+    told += " samples"
+    if task.speed is not None:
+        told += f", {task.speed:,.0f}/s"
+    if task.time_remaining is not None:
+        told += f", {seconds(task.time_remaining)} left"
+    return told
 
 
 class SampleRate(ProgressColumn):
@@ -204,6 +288,8 @@ class SampleRate(ProgressColumn):
 
 def progress_bar(shown: bool | None, console: Console) -> Progress:
     """Return the progress bar of an extraction; with `shown` None it is visible on a terminal, but not in CI."""
+    if shown is None:
+        shown = shows_progress(console)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -211,24 +297,4 @@ def progress_bar(shown: bool | None, console: Console) -> Progress:
         SampleRate(),
         TimeRemainingColumn(),
     )
-    hidden = not (shows_progress(console) if shown is None else shown)
-    return Progress(*columns, console=console, disable=hidden, refresh_per_second=5)
-
-
-def _loaded(source: BatchSource) -> Generator[LoadedBatch]:
-    batches, count = iter(source), 0
-    while True:
-        try:
-            loaded = next(batches)
-        except StopIteration:
-            return
-        except KedgeError:
-            raise
-        except Exception as error:
-            raise ExtractionFailed(
-                f"the loader failed after {count:,} samples: {why(error)}; the features computed before are written, "
-                "and the same run continues from there"
-            ) from error
-        count += len(loaded.places)
-        yield loaded
-        del loaded  # otherwise two batches are in memory while the next one is loaded
+    return Progress(*columns, console=console, disable=not shown, refresh_per_second=5)

@@ -8,14 +8,51 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
 from kedge.errors import ExtractionFailed
-from kedge.features.dataset.cluster import Cluster
+from kedge.features.dataset.keys_and_fields import LABELS, Field
 from kedge.features.dataset.ranks import SharingRank
-from kedge.features.dataset.samples.fields import LABELS, Field
 from kedge.features.reduce.reducer import Reducer
 
 OnBad = Literal["raise", "skip"]
 Items = Literal["samples", "batches"]
 FormatName = Literal["safetensors", "zarr", "parquet"]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The workers of a Ray cluster that compute the features of a `ray.data.Dataset`.
+
+    Attributes:
+        workers: The number of processes that run the model, on any of the machines.
+        batch_size: The number of samples in a batch of the model.
+        rows: The number of samples that a worker receives at once, rounded up to whole batches.
+            Their features are written together, so this is the loss when a worker dies, and about
+            the size of a shard.
+        cpus: The number of the cluster's CPUs reserved for each worker; reading and writing need
+            some as well.
+        gpus: The number of its GPUs for each worker. If not 0, workers move the model and its
+            batches there.
+        deaths: The number of workers that may die and be replaced; one more ends the run.
+    """
+
+    workers: int = 2
+    batch_size: int = 32
+    rows: int = 1024
+    cpus: float = 0.5
+    gpus: float = 0
+    deaths: int = 8
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        least = {"workers": 1, "batch_size": 1, "rows": 1, "cpus": 0, "gpus": 0, "deaths": 0}
+        for name, lowest in least.items():
+            given = getattr(self, name)
+            if given < lowest:
+                raise ExtractionFailed(f"{name}={given!r}: it must be at least {lowest}")
+
+    @property
+    def whole_rows(self) -> int:
+        """The number of samples for a worker, in whole batches."""
+        return -(-self.rows // self.batch_size) * self.batch_size
 
 
 @dataclass(frozen=True)
@@ -83,11 +120,10 @@ class Options:
     def __post_init__(self) -> None:
         """Check the settings."""
         for name, known in (("on_bad", OnBad), ("format", FormatName), ("items", Items)):
-            if name == "items" and self.items is None:
-                continue
-            if getattr(self, name) not in get_args(known):
+            given = getattr(self, name)
+            if given not in get_args(known) and not (name == "items" and given is None):
                 choices = ", ".join(map(repr, get_args(known)))
-                raise ExtractionFailed(f"{name}={getattr(self, name)!r}: use one of {choices}")
+                raise ExtractionFailed(f"{name}={given!r}: use one of {choices}")
         strange = [name for name in self.keep if name not in self.reduce]
         if strange:
             raise ExtractionFailed(
@@ -95,37 +131,38 @@ class Options:
             )
         if not isinstance(self.fields, Mapping):
             raise ExtractionFailed(
-                f"fields= is a {type(self.fields).__name__}; give a name to each entry of the batch: fields={{'path': 2}}"
+                f"fields= is a {type(self.fields).__name__}; give a name to each entry "
+                "of the batch: fields={'path': 2}"
             )
         if LABELS in self.fields and self._has_labels:
             raise ExtractionFailed(
                 f"labels= and fields= both give the field {LABELS!r}; give one of them"
             )
         for name, entry in self.stored_fields.items():
-            if (
-                not (name and isinstance(name, str))
-                or not (callable(entry) or isinstance(entry, (int, str)))
-                or entry is False
-            ):
-                if name == LABELS and LABELS not in self.fields:
-                    raise ExtractionFailed(
-                        f"labels={reprlib.repr(entry)}: give the index or the name of the entry of each batch that holds its "
-                        "labels, or a function of the batch; a list of all labels need not be stored: labels[int(key)] is the "
-                        "one of a key in taken.samples"
-                    )
+            is_entry = callable(entry) or isinstance(entry, (int, str))
+            if name and isinstance(name, str) and is_entry and entry is not False:
+                continue
+            if name == LABELS and LABELS not in self.fields:
                 raise ExtractionFailed(
-                    f"fields={{{name!r}: {reprlib.repr(entry)}}}: give a name to the index or the name of an entry of the batch, "
-                    "or to a function of the batch"
+                    f"labels={reprlib.repr(entry)}: give the index or the name of the "
+                    "entry of each batch that holds its labels, or a function of the "
+                    "batch; a list of all labels need not be stored: labels[int(key)] "
+                    "is the one of a key in taken.samples"
                 )
+            raise ExtractionFailed(
+                f"fields={{{name!r}: {reprlib.repr(entry)}}}: give a name to the index "
+                "or the name of an entry of the batch, or to a function of the batch"
+            )
         if not (self.keys is None or callable(self.keys) or hasattr(self.keys, "__len__")):
-            object.__setattr__(
-                self, "keys", list(self.keys)
-            )  # an iterator yields keys once, and they are read twice
+            # An iterator yields keys once, and they are read twice.
+            object.__setattr__(self, "keys", list(self.keys))
 
     @property
     def stored_fields(self) -> dict[str, Field]:
         """What is stored beside the features, labels included."""
-        return {**({LABELS: cast("Field", self.labels)} if self._has_labels else {}), **self.fields}
+        if self._has_labels:
+            return {LABELS: cast("Field", self.labels), **self.fields}
+        return dict(self.fields)
 
     @property
     def _has_labels(self) -> bool:
@@ -134,7 +171,7 @@ class Options:
     @property
     def reducers(self) -> dict[str, list[Reducer]]:
         """The reducers of each site, as lists."""
-        return {
-            name: list(some) if isinstance(some, Sequence) else [some]
-            for name, some in self.reduce.items()
-        }
+        reducers = {}
+        for name, some in self.reduce.items():
+            reducers[name] = list(some) if isinstance(some, Sequence) else [some]
+        return reducers

@@ -21,15 +21,14 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from kedge.errors import ReducerError
-from kedge.features.reduce.layout import Positions
-from kedge.features.reduce.reducer import Reducer, State
+from kedge.features.reduce.reducer import Positions, Reducer, State
 
 
 class Moments(Reducer):
@@ -93,11 +92,13 @@ class Moments(Reducer):
         total = self.n + n
         delta = mean - self.mean
         # The term of the means is one more row, so that one pass over the scatter suffices.
-        apart = delta * math.sqrt(self.n * n / total) if self.n else delta[:0]
-        self._add(torch.cat([centred, apart.reshape(-1, len(mean))]))
-        weighted = self.mean * (self.n / total) + mean * (n / total)
-        moved = torch.where(delta.isfinite(), self.mean + delta * (n / total), weighted)
-        self.n, self.mean = total, moved if self.n else mean
+        if self.n:
+            apart = delta * math.sqrt(self.n * n / total)
+            centred = torch.cat([centred, apart[None]])
+            weighted = self.mean * (self.n / total) + mean * (n / total)
+            mean = torch.where(delta.isfinite(), self.mean + delta * (n / total), weighted)
+        self._add(centred)
+        self.n, self.mean = total, mean
 
     def _merge(self, other: Self) -> None:
         self.nonfinite += other.nonfinite
@@ -116,10 +117,16 @@ class Moments(Reducer):
     def _moments(self) -> tuple[dict[str, Any], Tensor]:
         """Return the entries common to both results, and the scatter over its divisor."""
         divisor = self.n - self.settings["ddof"]
-        second = self.scatter.cpu()
-        second = second / divisor if divisor > 0 else torch.full_like(second, torch.nan)
-        counts = {"n": self.n, "nonfinite": self.nonfinite, "ddof": self.settings["ddof"]}
-        return counts | {"mean": self.mean.cpu().clone()}, second
+        second = torch.full_like(self.scatter, torch.nan, device="cpu")
+        if divisor > 0:
+            second = self.scatter.cpu() / divisor
+        moments = {
+            "n": self.n,
+            "nonfinite": self.nonfinite,
+            "ddof": self.settings["ddof"],
+            "mean": self.mean.cpu().clone(),
+        }
+        return moments, second
 
 
 class Mean(Moments):
@@ -165,12 +172,76 @@ class Covariance(Moments):
     def result(self) -> dict[str, Any]:
         """Return `n`, `nonfinite`, `ddof`, `mean` and `covariance`."""
         moments, covariance = self._moments()
-        return moments | {
-            "covariance": (covariance + covariance.T) / 2 if covariance.dim() == 2 else covariance
-        }
+        if covariance.dim() == 2:
+            covariance = (covariance + covariance.T) / 2
+        return moments | {"covariance": covariance}
 
     def _add(self, rows: Tensor) -> None:
         self.scatter.addmm_(rows.T, rows)
 
     def _nothing(self, channels: int, device: torch.device) -> Tensor:
         return torch.zeros(channels, channels, dtype=torch.float64, device=device)
+
+
+def frechet_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+    """Return the squared Fréchet distance between two results of `Covariance`, taken as normal distributions.
+
+    On the last pooled features of an Inception network it is the FID of M. Heusel et al., "GANs
+    trained by a two time-scale update rule converge to a local Nash equilibrium", NeurIPS 2017. The
+    formula is ``|m_a - m_b|^2 + tr(A + B - 2 (A B)^(1/2))``: D. C. Dowson and B. V. Landau, "The
+    Fréchet distance between multivariate normal distributions", Journal of Multivariate Analysis
+    12(3), 1982.
+
+    ``tr (A B)^(1/2)`` is computed as the sum of the singular values of ``A^(1/2) B^(1/2)``: both
+    are roots of symmetric matrices, so there are no complex numbers and no small number on a
+    diagonal. This also holds for fewer samples than channels, although the distance from few
+    samples is too large.
+
+    Args:
+        a: A result with `mean` and `covariance`.
+        b: Another result, of the same channels.
+
+    Returns:
+        The distance.
+
+    Raises:
+        ReducerError: If the two have different numbers of channels, or one has no finite mean and
+            covariance.
+    """
+    for which, result in (("first", a), ("second", b)):
+        if not isinstance(result, Mapping):
+            raise ReducerError(
+                f"the {which} is a {type(result).__name__}; a Fréchet distance takes "
+                "two results: frechet_distance(a.result(), b.result())"
+            )
+        if "covariance" not in result or not _is_usable(result):
+            raise ReducerError(
+                f"the {which} result has no finite mean and covariance: a Fréchet "
+                "distance needs results of Covariance() over more samples than its "
+                "ddof, all finite (or nonfinite='skip')"
+            )
+    if a["mean"].shape != b["mean"].shape:
+        raise ReducerError(
+            f"the results have {len(a['mean'])} and {len(b['mean'])} channels; use the "
+            "same features of both sets"
+        )
+    apart = (a["mean"] - b["mean"]).square().sum()
+    roots = torch.linalg.svdvals(_root(a["covariance"]) @ _root(b["covariance"])).sum()
+    return max(0.0, float(apart + a["covariance"].trace() + b["covariance"].trace() - 2 * roots))
+
+
+def _is_usable(result: Mapping[str, Any]) -> bool:
+    return bool(
+        len(result["mean"])
+        and result["mean"].isfinite().all()
+        and result["covariance"].isfinite().all()
+    )
+
+
+def _root(covariance: Tensor) -> Tensor:
+    """Return the symmetric root, with 0 for eigenvalues at the level of rounding, whose roots would not be small."""
+    values, vectors = torch.linalg.eigh(covariance)
+    noise = len(values) * torch.finfo(values.dtype).eps * values[-1].abs()
+    kept = torch.where(values > noise, values, 0).sqrt()
+    root: Tensor = (vectors * kept) @ vectors.T
+    return root

@@ -32,13 +32,13 @@ from importlib import import_module
 from itertools import pairwise
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kedge.errors import ReducerError, required
 from kedge.features.reduce.histogram import Per, arranged, check_per
-from kedge.features.reduce.layout import Positions
-from kedge.features.reduce.reducer import Reducer, State
+from kedge.features.reduce.reducer import Positions, Reducer, State
 
 SMALLEST_K, LARGEST_K = 8, 65_535
 """The range of `k` that the package accepts."""
@@ -92,9 +92,8 @@ class Quantiles(Reducer):
     def result(self) -> dict[str, Any]:
         """Return the quantiles."""
         wanted = self.settings["q"]
-        ends = torch.tensor([_ends(one) for one in self.sketches], dtype=torch.float64).reshape(
-            -1, 2
-        )
+        ends = torch.tensor([_ends(one) for one in self.sketches], dtype=torch.float64)
+        ends = ends.reshape(-1, 2)
         values = [_quantiles(one, wanted) for one in self.sketches]
         found = {
             "n": torch.tensor([one.n for one in self.sketches], dtype=torch.int64),
@@ -109,27 +108,23 @@ class Quantiles(Reducer):
         return {"q": q, **found, "normalized_rank_error": self._rank_error()}
 
     def _rank_error(self) -> float:
-        errors = [
-            one.normalized_rank_error(as_pmf=False)
-            for one in self.sketches
-            if one.is_estimation_mode()
-        ]
-        return max(errors, default=0.0)
+        sketches = [one for one in self.sketches if one.is_estimation_mode()]
+        return max((one.normalized_rank_error(as_pmf=False) for one in sketches), default=0.0)
 
     def _take(self, values: Tensor, _keys: Sequence[str] | None, /) -> None:
         for piece in self._pieces(values):
             rows = arranged(piece, self.settings["per"]).float() + 0.0  # -0.0 is 0.0
-            if piece.dtype == torch.float64 and bool(
-                (rows.isinf() & piece.reshape(rows.shape).isfinite()).any()
-            ):
-                raise ReducerError(
-                    "Quantiles counts values as float32, and some of these exceed its 3.4e38; scale the values first"
-                )
+            if piece.dtype == torch.float64:
+                beyond = rows.isinf() & piece.reshape(rows.shape).isfinite()
+                if bool(beyond.any()):
+                    raise ReducerError(
+                        "Quantiles counts values as float32, and some of these exceed "
+                        "its 3.4e38; scale the values first"
+                    )
             self._prepare(rows.shape[1])
             self.nan += rows.isnan().sum(0).cpu()
-            for sketch, column in zip(
-                self.sketches, rows.T.contiguous().cpu().numpy(), strict=True
-            ):
+            columns = rows.T.contiguous().cpu().numpy()
+            for sketch, column in zip(self.sketches, columns, strict=True):
                 sketch.update(column)  # skips NaN
 
     def _prepare(self, channels: int) -> None:
@@ -140,20 +135,14 @@ class Quantiles(Reducer):
     def _merge(self, other: Self) -> None:
         self._prepare(len(other.sketches))
         self.nan += other.nan
-        self.sketches = [
-            _joined(mine, theirs)
-            for mine, theirs in zip(self.sketches, other.sketches, strict=True)
-        ]
+        pairs = zip(self.sketches, other.sketches, strict=True)
+        self.sketches = [_joined(mine, theirs) for mine, theirs in pairs]
 
     def _state(self) -> State:
         """Return the sketches as the package's bytes, one after the other."""
         written = [one.serialize() for one in self.sketches]
         lengths = torch.tensor([len(text) for text in written], dtype=torch.int64)
-        joined = (
-            torch.frombuffer(bytearray(b"".join(written)), dtype=torch.uint8)
-            if written
-            else lengths.byte()
-        )
+        joined = torch.from_numpy(np.frombuffer(b"".join(written), dtype=np.uint8).copy())
         return {"sketches": joined, "lengths": lengths, "nan": self.nan}
 
     def _load(self, state: State) -> None:
@@ -190,11 +179,9 @@ def _quantiles(sketch: Any, wanted: Sequence[float]) -> list[float]:
 
 def _ends(sketch: Any) -> tuple[float, float]:
     """Return the least and the greatest value; NaN for an empty sketch."""
-    return (
-        (math.nan, math.nan)
-        if sketch.is_empty()
-        else (sketch.get_min_value(), sketch.get_max_value())
-    )
+    if sketch.is_empty():
+        return math.nan, math.nan
+    return sketch.get_min_value(), sketch.get_max_value()
 
 
 def _joined(mine: Any, theirs: Any) -> Any:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ReducerError
-from kedge.features.reduce.layout import Positions
-from kedge.features.reduce.reducer import Reducer, State
+from kedge.features.reduce.reducer import Positions, Reducer, State
 
 Best = list[tuple[float, str]]
 
@@ -56,7 +55,8 @@ class TopK(Reducer):
             raise ReducerError(f"k={k}: keep at least one sample of each channel")
         if positions == "samples":
             raise ReducerError(
-                "positions='samples': a key stands for a sample, not for a position; use 'max' or 'mean'"
+                "positions='samples': a key stands for a sample, not for a position; "
+                "use 'max' or 'mean'"
             )
         self.k = k
         self.n = 0
@@ -92,27 +92,25 @@ class TopK(Reducer):
         missing = rows.isnan()
         self.nan += missing.sum(0).cpu()
         largest = self.settings["largest"]
-        ordered = rows.masked_fill(missing, -torch.inf if largest else torch.inf)
+        worst = -torch.inf if largest else torch.inf
+        ordered = rows.masked_fill(missing, worst)
         values, places = ordered.sort(dim=0, descending=largest, stable=True)
         held = (~missing).sum(0)
         aside = missing.gather(0, places).to(torch.uint8)
         # NaN come last, even after infinities.
         last = aside.sort(dim=0, stable=True).indices
-        values, places = values.gather(0, last)[: self.k], places.gather(0, last)[: self.k]
-        self._challenge(values.T.cpu().numpy(), places.T.cpu().numpy(), held.tolist(), keys)
-
-    def _challenge(self, values: Any, places: Any, held: list[int], keys: list[str]) -> None:
-        """Add the best samples of a batch to each channel where the first of them is among the best so far."""
+        best_values = values.gather(0, last)[: self.k].T.cpu().numpy()
+        best_rows = places.gather(0, last)[: self.k].T.cpu().numpy()
         names = np.array(keys, dtype=object)
-        for channel, count in enumerate(held):
+        for channel, count in enumerate(held.tolist()):
             if not count:
                 continue
-            best = self.best[channel]
-            if len(best) < self.k or self._order(
-                (values[channel, 0], names[places[channel, 0]])
-            ) < self._order(best[-1]):
+            known = self.best[channel]
+            first = best_values[channel, 0], names[best_rows[channel, 0]]
+            if len(known) < self.k or self._order(first) < self._order(known[-1]):
                 some = slice(0, min(count, self.k))
-                new = zip(values[channel, some].tolist(), names[places[channel, some]], strict=True)
+                kept = names[best_rows[channel, some]]
+                new = zip(best_values[channel, some].tolist(), kept, strict=True)
                 self._enter(channel, list(new))
 
     def _enter(self, channel: int, new: Best) -> None:
@@ -120,7 +118,9 @@ class TopK(Reducer):
 
     def _order(self, entry: tuple[float, str]) -> tuple[float, str]:
         value, key = entry
-        return (-value if self.settings["largest"] else value), key
+        if self.settings["largest"]:
+            value = -value
+        return value, key
 
     def _prepare(self, channels: int) -> None:
         if not self.best:
@@ -153,9 +153,8 @@ class TopK(Reducer):
         self.n, self.nan = int(state["n"]), state["nan"]
         joined, ends = state["keys"].numpy().tobytes(), state["lengths"].cumsum(0).tolist()
         starts = [0, *ends]
-        texts = [
-            joined[a:b].decode("utf-8", "surrogatepass") for a, b in zip(starts, ends, strict=False)
-        ]
+        pieces = [joined[start:end] for start, end in zip(starts, ends, strict=False)]
+        texts = [piece.decode("utf-8", "surrogatepass") for piece in pieces]
         keys = iter(texts)
         rows = zip(state["values"].tolist(), state["held"].tolist(), strict=True)
         self.best = [[(value, next(keys)) for value in row[:held]] for row, held in rows]

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from kedge.features.dataset.folder.formats.format import WIDENED, Shard
+from kedge.features.dataset.folder.formats import WIDENED, Shard, bytes_in
 
 #: The approximate bytes of a block.
 BLOCK = 1 << 12
@@ -38,7 +36,14 @@ def checked(shard: Shard, *, widened: bool) -> Shard:
         widened: Whether the format stores some types as wider ones, which may change the bits of a
             NaN.
     """
-    sums = {name: _sums_of(pieces, widened=widened) for name, pieces in shard.columns.items()}
+    sums = {}
+    for name, pieces in shard.columns.items():
+        row = pieces[0][:1].nbytes
+        rows = max(1, BLOCK // max(row, 1))
+        as_stored: Iterable[Tensor] = pieces
+        if widened and pieces[0].dtype in WIDENED:
+            as_stored = (piece.float().to(piece.dtype) for piece in pieces)
+        sums[name] = {"rows": rows, "sums": list(_blocks(as_stored, rows))}
     about = {**shard.about, VALUES: sums}
     return Shard({**about, OWN: sum_of(about)}, shard.columns)
 
@@ -49,30 +54,18 @@ def sum_of(about: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(own, sort_keys=True).encode())
 
 
-def _sums_of(pieces: Sequence[Tensor], *, widened: bool) -> dict[str, Any]:
-    row = pieces[0][:1].nbytes
-    rows = max(1, BLOCK // max(row, 1))
-    kept = (
-        (piece.float().to(piece.dtype) if widened and piece.dtype in WIDENED else piece)
-        for piece in pieces
-    )
-    return {"rows": rows, "sums": list(_blocks(kept, rows))}
-
-
-def _blocks(pieces: Iterator[Tensor], rows: int) -> Iterator[int]:
+def _blocks(pieces: Iterable[Tensor], rows: int) -> Iterator[int]:
     """Yield the checksum of each block of so many rows; the last one may have fewer."""
     total, left = 0, rows
     for piece in pieces:
-        data = (
-            piece.contiguous().flatten().view(torch.uint8).numpy().data
-            if piece.numel()
-            else memoryview(b"")
-        )
-        width, at = len(data) // max(len(piece), 1), 0
+        data = bytes_in(piece)
+        width = len(data) // max(len(piece), 1)
+        at = 0
         while at < len(piece):
             taken = min(left, len(piece) - at)
             total = zlib.crc32(data[at * width : (at + taken) * width], total)
-            at, left = at + taken, left - taken
+            at += taken
+            left -= taken
             if not left:
                 yield total
                 total, left = 0, rows
@@ -82,7 +75,9 @@ def _blocks(pieces: Iterator[Tensor], rows: int) -> Iterator[int]:
 
 def state_sum(pieces: Mapping[str, Tensor]) -> str:
     """Return the checksum of named tensors, as a text."""
-    named = sorted(pieces.items())
-    about = json.dumps([[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in named])
-    sums = chain.from_iterable(_blocks(iter([tensor.reshape(1, -1)]), 1) for _, tensor in named)
-    return str(zlib.crc32(f"{about} {list(sums)}".encode()))
+    about: list[Any] = []
+    sums: list[int] = []
+    for name, tensor in sorted(pieces.items()):
+        about.append([name, str(tensor.dtype), list(tensor.shape)])
+        sums += _blocks([tensor.reshape(1, -1)], 1)
+    return str(zlib.crc32(f"{json.dumps(about)} {sums}".encode()))

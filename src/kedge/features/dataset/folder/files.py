@@ -14,18 +14,20 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from socket import gethostname
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-from kedge.errors import BeingWritten, NotFeatures
-from kedge.features.dataset.folder.checksums import OWN, REMEDY, VALUES, sum_of
-from kedge.features.dataset.folder.formats.known import format_name, format_of
+from kedge.errors import BeingWritten, NotFeatures, required
+from kedge.features.dataset.folder.checksums import OWN, REMEDY, VALUES, state_sum, sum_of
+from kedge.features.dataset.folder.formats import Format
 from kedge.features.dataset.folder.manifest import read_manifest
 from kedge.files.atomic_write import told
 from kedge.files.file_lock import claim
@@ -43,20 +45,55 @@ from kedge.json_input.shape import (
     tuple_of,
 )
 
+if TYPE_CHECKING:  # so that the import contract sees what `format_of` loads
+    from kedge.features.dataset.folder import parquet, zarr  # noqa: F401
+
 INDEX = "index-{rank}.jsonl"
 STATE = "state-{rank}.safetensors"
 LOCK = "writer-{rank}.lock"
 SHARD = "shard-{rank}-{number:05}{suffix}"
 _SHARD = re.compile(r"shard-(\d{1,9})-(\d{1,9})\.\w+", re.ASCII)
+#: What separates the site, the number and the part of a reducer's state in the name of a tensor.
+RESERVED = "#"
+
+#: The formats by name: the suffix of a shard, the module, and the package that it needs.
+_FORMATS = {
+    "safetensors": (".safetensors", "formats", "safetensors"),
+    "zarr": (".zarr", "zarr", "zarr"),
+    "parquet": (".parquet", "parquet", "pyarrow"),
+}
 
 
-def _texts(value: Any) -> None:
+def format_of(name: str) -> Format:
+    """Return a format by its name; it is loaded when it is first used.
+
+    Raises:
+        MissingExtra: The format needs a package that is not installed.
+    """
+    suffix, module, package = _FORMATS[name]
+    with required(package, name, f"shards in the format {name} need"):
+        made: Format = import_module(f"kedge.features.dataset.folder.{module}").FORMAT
+    assert made.suffix == suffix  # noqa: S101 - otherwise readers would not find the written files
+    return made
+
+
+def format_at(path: Path) -> Format:
+    """Return the format of a shard, by its suffix.
+
+    Raises:
+        KeyError: There is no such format.
+    """
+    names = {suffix: name for name, (suffix, *_) in _FORMATS.items()}
+    return format_of(names[path.suffix])
+
+
+def _check_texts(value: Any) -> None:
     """Check a list of texts; faster than one by one, as a shard has a hundred thousand."""
     if type(value) is not list or not set(map(type, value)) <= {str}:
         list_of(text)(value)
 
 
-def _counts(value: Any) -> None:
+def _check_counts(value: Any) -> None:
     """Check a list of counts, as above."""
     if (
         type(value) is not list
@@ -79,15 +116,15 @@ _LINE = fields(
     {OWN: nullable(count)},
 )
 _ABOUT = fields(
-    {"keys": _texts, "bad": list_of(tuple_of(text, text, text)), "shapes": _SHAPES},
+    {"keys": _check_texts, "bad": list_of(tuple_of(text, text, text)), "shapes": _SHAPES},
     {
-        "places": _texts,
+        "places": _check_texts,
         "fields": _SHAPES,
-        "texts": mapping_of(_texts),
+        "texts": mapping_of(_check_texts),
         "rank": count,
         "number": count,
         OWN: count,
-        VALUES: mapping_of(fields({"rows": positive, "sums": _counts})),
+        VALUES: mapping_of(fields({"rows": positive, "sums": _check_counts})),
     },
 )
 
@@ -119,6 +156,31 @@ class ShardEntry:
         return json.dumps(vars(self)) + "\n"
 
 
+class _ShardName(NamedTuple):
+    """The rank and the number in the name of a shard, in the order of writing."""
+
+    rank: int
+    number: int
+
+
+def _shard_name(name: str) -> _ShardName | None:
+    found = _SHARD.fullmatch(name)
+    if found is None:
+        return None
+    return _ShardName(int(found[1]), int(found[2]))
+
+
+def _shards_in(folder: Path) -> dict[str, _ShardName]:
+    with told(f"read {folder}"):
+        names = [path.name for path in folder.iterdir()]
+    found = {}
+    for name in names:
+        parts = _shard_name(name)
+        if parts is not None:
+            found[name] = parts
+    return found
+
+
 def entries(folder: Path, *, missing_ok: bool = False) -> list[ShardEntry]:
     """Return the shards that count, by rank and then in the order of writing; see Note [Complete shards].
 
@@ -129,51 +191,42 @@ def entries(folder: Path, *, missing_ok: bool = False) -> list[ShardEntry]:
     Raises:
         NotFeatures: A shard is missing or damaged.
     """
-    with told(f"read {folder}"):
-        files = {
-            path.name: _parts(path.name) for path in folder.iterdir() if _SHARD.fullmatch(path.name)
-        }
-    ranks = {rank for rank, _ in files.values()} | set(ranks_of(folder, INDEX))
+    files = _shards_in(folder)
+    ranks = {parts.rank for parts in files.values()} | set(ranks_of(folder, INDEX))
     reduces = _reduces(folder)
     through = {rank: counted_through(folder, rank, reduces) for rank in ranks}
-    known = {
-        entry.name: entry
-        for rank in ranks
-        for entry in _index(folder, rank)
-        if entry.number <= through[rank]
-    }
+    known: dict[str, ShardEntry] = {}
+    for rank in ranks:
+        known |= _index(folder, rank, through[rank])
     missing = sorted(known.keys() - files.keys())
     if missing and not missing_ok:
-        raise NotFeatures(_missing(folder, missing, reduces))
-    counted = [name for name, (rank, number) in files.items() if number <= through[rank]]
-    found = [known.get(name) or entry_of(folder / name) for name in counted]
+        raise _lacks(folder, missing, reduces)
+    found = []
+    for name, parts in files.items():
+        if parts.number <= through[parts.rank]:
+            found.append(known.get(name) or entry_of_about(folder / name))
     return sorted(found, key=lambda entry: (entry.rank, entry.number))
 
 
-def _missing(folder: Path, missing: list[str], reduces: bool) -> str:
+def _lacks(folder: Path, missing: list[str], reduces: bool) -> NotFeatures:
     more = f" and {len(missing) - 1} more of its shards" if len(missing) > 1 else ""
-    again = "run the extraction again to recompute those samples, or restore the file"
-    counted = "reducers have counted those samples already, so restore the file, or start again in another folder"
-    return f"{folder} lacks {missing[0]}{more}; {counted if reduces else again}"
+    remedy = "run the extraction again to recompute those samples, or restore the file"
+    if reduces:
+        remedy = (
+            "reducers have counted those samples already, so restore the file, or "
+            "start again in another folder"
+        )
+    return NotFeatures(f"{folder} lacks {missing[0]}{more}; {remedy}")
 
 
-def entry_of(path: Path) -> ShardEntry:
-    """Return the index entry of a shard, read from the shard itself."""
-    return entry_of_about(path, about_shard(path))
-
-
-def entry_of_about(path: Path, about: Mapping[str, Any]) -> ShardEntry:
-    """Return the index entry of a shard with this description."""
-    rank, number = _parts(path.name)
-    return ShardEntry(
-        path.name,
-        rank,
-        number,
-        len(about["keys"]),
-        len(about["bad"]),
-        about["shapes"],
-        about.get(OWN),
-    )
+def entry_of_about(path: Path, about: Mapping[str, Any] | None = None) -> ShardEntry:
+    """Return the index entry of a shard, from its description, which is read if it is not given."""
+    if about is None:
+        about = about_shard(path)
+    parts = _shard_name(path.name)
+    assert parts is not None  # noqa: S101 - only shards come here
+    samples, left_out = len(about["keys"]), len(about["bad"])
+    return ShardEntry(path.name, *parts, samples, left_out, about["shapes"], about.get(OWN))
 
 
 def about_shard(path: Path) -> dict[str, Any]:
@@ -186,18 +239,22 @@ def about_shard(path: Path) -> dict[str, Any]:
         raise NotFeatures(f"{path} is damaged: it is neither a file nor a folder; {REMEDY}")
     try:
         with told(f"read {path}"):
-            about = format_of(format_name(path) or "").about(path)
+            about = format_at(path).about(path)
         _ABOUT(about)
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise NotFeatures(f"{path} is damaged ({error}); {REMEDY}") from error
-    if len(about.get("places", about["keys"])) != len(about["keys"]) or about.get(
-        OWN, sum_of(about)
-    ) != sum_of(about):
+    places = about.get("places", about["keys"])
+    own = sum_of(about)
+    if len(places) != len(about["keys"]) or about.get(OWN, own) != own:
         raise NotFeatures(f"{path} is damaged: its description has changed; {REMEDY}")
-    rank, number = _parts(path.name)
-    if (about.get("rank", rank), about.get("number", number)) != (rank, number):
+    parts = _shard_name(path.name)
+    if parts is not None and parts != (
+        about.get("rank", parts.rank),
+        about.get("number", parts.number),
+    ):
         raise NotFeatures(
-            f"{path} is a copy of the shard with the number {about['number']} of rank {about['rank']}; {REMEDY}"
+            f"{path} is a copy of the shard with the number {about['number']} of rank "
+            f"{about['rank']}; {REMEDY}"
         )
     return about
 
@@ -210,34 +267,73 @@ def description_of(folder: Path, entry: ShardEntry) -> dict[str, Any]:
     """
     path = folder / entry.name
     about = about_shard(path)
-    found = entry_of_about(path, about)
-    if found != entry:
+    if entry_of_about(path, about) != entry:
         raise NotFeatures(
-            f"{path} is not the shard that {INDEX.format(rank=entry.rank)} describes: it was changed or replaced; {REMEDY}"
+            f"{path} is not the shard that {INDEX.format(rank=entry.rank)} describes: "
+            f"it was changed or replaced; {REMEDY}"
         )
     return about
 
 
+def _reduces(folder: Path) -> bool:
+    manifest = read_manifest(folder) or {}
+    return bool(manifest.get("reduce"))
+
+
 def counted_through(folder: Path, rank: int, reduces: bool) -> float:
     """Return the number of the last shard that a rank's reducers have counted; infinity without reducers."""
-    path = folder / STATE.format(rank=rank)
     if not reduces:
         return float("inf")
+    path = folder / STATE.format(rank=rank)
     if not path.exists():
         return float("-inf")
     try:
-        with told(f"read {path}"):
-            open_regular(path).close()
-        with told(f"read {path}"), safe_open(path, "pt") as file:
+        with _opened_state(path) as file:
             return int((file.metadata() or {})["through"])
     except (SafetensorError, KeyError, ValueError) as error:
-        raise NotFeatures(
-            f"{path} is damaged ({error}); the reduced values are lost, so name another folder"
-        ) from error
+        raise _damaged(path, error) from error
 
 
-def _reduces(folder: Path) -> bool:
-    return bool((read_manifest(folder) or {}).get("reduce"))
+def read_state(path: Path) -> dict[str, list[dict[str, Tensor]]]:
+    """Return the states of a rank's reducers: for each site a list.
+
+    Raises:
+        NotFeatures: The file is damaged.
+    """
+    found: dict[tuple[str, int], dict[str, Tensor]] = {}
+    try:
+        with _opened_state(path) as file:
+            pieces = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            own = (file.metadata() or {}).get(OWN)
+        for full, tensor in pieces.items():
+            name, number, part = full.rsplit(RESERVED, 2)
+            found.setdefault((name, int(number)), {})[part] = tensor
+    except (SafetensorError, ValueError) as error:
+        raise _damaged(path, error) from error
+    if own is not None and own != state_sum(pieces):
+        raise _damaged(path, "its values have changed")
+
+    states: dict[str, list[dict[str, Tensor]]] = {}
+    for name, number in sorted(found):
+        some = states.setdefault(name, [])
+        if number != len(some):
+            raise _damaged(path, f"there is no reducer {len(some)} of {name!r}")
+        some.append(found[name, number])
+    return states
+
+
+@contextmanager
+def _opened_state(path: Path) -> Iterator[Any]:
+    with told(f"read {path}"):
+        open_regular(path).close()
+        with safe_open(path, "pt") as file:
+            yield file
+
+
+def _damaged(path: Path, found: object) -> NotFeatures:
+    return NotFeatures(
+        f"{path} is damaged ({found}); the reduced values are lost, so name another folder"
+    )
 
 
 def repair(folder: Path, rank: int) -> int:
@@ -252,37 +348,32 @@ def repair(folder: Path, rank: int) -> int:
     reduces = _reduces(folder)
     through = counted_through(folder, rank, reduces)
     part = re.compile(rf"\.(shard-{rank}-\d+|state-{rank}|index-{rank})\.\w+\.part")
+    files: dict[str, _ShardName] = {}
     with told(f"repair {folder}"):
         for path in sorted(folder.iterdir()):
-            if part.fullmatch(path.name) or _is_of(path, rank, beyond=through):
+            name = _shard_name(path.name)
+            if part.fullmatch(path.name):
                 remove(path)
-    files = sorted(
-        (path for path in folder.iterdir() if _is_of(path, rank)),
-        key=lambda path: _parts(path.name),
-    )
-    known = {entry.name: entry for entry in _index(folder, rank) if entry.number <= through}
-    missing = sorted(known.keys() - {path.name for path in files})
+            elif name is not None and name.rank == rank:
+                if name.number > through:
+                    remove(path)
+                else:
+                    files[path.name] = name
+
+    known = _index(folder, rank, through)
+    missing = sorted(known.keys() - files.keys())
     if missing and reduces:
-        raise NotFeatures(_missing(folder, missing, reduces))
-    if files or known:
-        _write_index(
-            folder / INDEX.format(rank=rank),
-            [known.get(path.name) or entry_of(path) for path in files],
-        )
-    return 1 + max((_parts(path.name)[1] for path in files), default=-1)
-
-
-def _is_of(path: Path, rank: int, beyond: float = -1) -> bool:
-    """Whether a file is a rank's shard with a number greater than `beyond`."""
-    found = _SHARD.fullmatch(path.name)
-    return found is not None and int(found[1]) == rank and int(found[2]) > beyond
-
-
-def _write_index(path: Path, lines: Iterable[ShardEntry]) -> None:
-    temporary = path.with_name(f".{path.name}.part")
-    with told(f"write {path}"):
-        temporary.write_text("".join(entry.line() for entry in lines), encoding="utf-8")
-        temporary.replace(path)
+        raise _lacks(folder, missing, reduces)
+    if not files and not known:
+        return 0
+    names = sorted(files, key=files.__getitem__)
+    lines = [(known.get(name) or entry_of_about(folder / name)).line() for name in names]
+    index = folder / INDEX.format(rank=rank)
+    temporary = index.with_name(f".{index.name}.part")
+    with told(f"write {index}"):
+        temporary.write_text("".join(lines), encoding="utf-8")
+        temporary.replace(index)
+    return 1 + max((parts.number for parts in files.values()), default=-1)
 
 
 def remove(path: Path) -> None:
@@ -295,9 +386,10 @@ def remove(path: Path) -> None:
 
 def rename_whole(temporary: Path, path: Path) -> None:
     """Rename a written file or folder once all of it is on the disk."""
-    within = [*temporary.rglob("*")] if temporary.is_dir() else []
-    for each in (*within, temporary):
-        _sync(each)
+    if temporary.is_dir():
+        for each in temporary.rglob("*"):
+            _sync(each)
+    _sync(temporary)
     temporary.replace(path)
     _sync(path.parent)
 
@@ -316,12 +408,6 @@ def append(path: Path, line: str) -> None:
         write_all(file, line.encode())
 
 
-def _parts(name: str) -> tuple[int, int]:
-    found = _SHARD.fullmatch(name)
-    assert found is not None  # noqa: S101 - only names that match come here
-    return int(found[1]), int(found[2])
-
-
 def ranks_of(folder: Path, pattern: str) -> Iterator[int]:
     """Yield the ranks that have a file of this pattern, such as a state."""
     named = re.compile(re.escape(pattern).replace(r"\{rank\}", r"(0|[1-9]\d{0,8})"), re.ASCII)
@@ -330,11 +416,12 @@ def ranks_of(folder: Path, pattern: str) -> Iterator[int]:
     yield from (int(name[1]) for name in found if name)
 
 
-def _index(folder: Path, rank: int) -> Iterator[ShardEntry]:
-    """Yield the entries of a rank's index, up to the last complete line."""
+def _index(folder: Path, rank: int, through: float) -> dict[str, ShardEntry]:
+    """Return the entries of a rank's index by name, up to the last complete line and the last shard that counts."""
+    entries: dict[str, ShardEntry] = {}
     path = folder / INDEX.format(rank=rank)
     if not path.exists():
-        return
+        return entries
     with told(f"read {path}"):
         try:
             *lines, _ = read_regular(path).split(b"\n")
@@ -346,18 +433,15 @@ def _index(folder: Path, rank: int) -> Iterator[ShardEntry]:
         try:
             found = parse(line, exact=True)
             _LINE(found)
-            if _SHARD.fullmatch(found["name"]) is None or _parts(found["name"]) != (
-                found["rank"],
-                found["number"],
-            ):
-                return
-            if found["rank"] != rank:
-                return
-            yield ShardEntry(
-                **{name: found[name] for name in ShardEntry.__dataclass_fields__ if name in found}
-            )
         except ValueError:
-            return  # later entries are rebuilt from the shards
+            break  # later entries are rebuilt from the shards
+        known = ShardEntry.__dataclass_fields__.keys() & found.keys()
+        entry = ShardEntry(**{name: found[name] for name in known})
+        if entry.rank != rank or _shard_name(entry.name) != (rank, entry.number):
+            break
+        if entry.number <= through:
+            entries[entry.name] = entry
+    return entries
 
 
 @contextmanager
@@ -371,16 +455,13 @@ def only_writer(folder: Path, rank: int) -> Iterator[None]:
     with told(f"write to {folder}"):
         file = OwnFile(path)
     with file:
-        _claim(file, folder)
+        with told(f"write to {folder}"):
+            if claim(file, alone=True) == "refused":
+                who = path.read_text(encoding="utf-8").strip() or "another process"
+                raise BeingWritten(
+                    f"cannot write to {folder}: {who} is writing there; wait for it to "
+                    "end, or name another folder"
+                )
+            file.cut(0)
+            write_all(file, f"process {os.getpid()} on {gethostname()}\n".encode())
         yield
-
-
-def _claim(file: OwnFile, folder: Path) -> None:
-    with told(f"write to {folder}"):
-        if claim(file, alone=True) == "refused":
-            who = Path(file.path).read_text(encoding="utf-8").strip() or "another process"
-            raise BeingWritten(
-                f"cannot write to {folder}: {who} is writing there; wait for it to end, or name another folder"
-            )
-        file.cut(0)
-        write_all(file, f"process {os.getpid()} on {gethostname()}\n".encode())

@@ -27,7 +27,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from itertools import chain, count
+from itertools import count
 from pickle import PicklingError
 from types import (
     BuiltinFunctionType,
@@ -46,7 +46,7 @@ from torch import Tensor, nn
 
 from kedge.calls.closure import enclosed, names_in
 from kedge.errors import ExtractionFailed
-from kedge.features.dataset.samples.names import name_of
+from kedge.features.dataset.keys_and_fields import name_of
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.module_tables import modules_in, own_buffers, parameters_in
 
@@ -90,11 +90,9 @@ def identity(made: Any, version: str | None = None) -> str:
     if made is None:
         return "none"
     name = name_of(made)
-    return (
-        name
-        if version is not None or _is_named(made)
-        else f"{name} code {_MADE_BY}:{_digest_of(made)}"
-    )
+    if version is not None or _is_named(made):
+        return name
+    return f"{name} code {_MADE_BY}:{_digest_of(made)}"
 
 
 def alike(one: Any, other: Any) -> bool:
@@ -122,37 +120,37 @@ def weights(model: nn.Module) -> str:
     every number. Buffers of a module in training mode are left out, because some change with every
     batch.
     """
-    modules = [
-        (path, module)
-        for path, module in modules_in(model).items()
-        if not _is_kedges(type(module).__module__)
-    ]
-    buffers = [
-        (f"{path}.{name}" if path else name, buffer)
-        for path, module in modules
-        if not module.training
-        for name, buffer in own_buffers(module).items()
-        if buffer is not None
-    ]
-    named = sorted([*parameters_in(model).items(), *buffers], key=lambda pair: pair[0])
-    learnt = (part for name, tensor in named for part in (f"{name} ", *_of_tensor(tensor)))
-    return _digest(chain((_made_of(path, module) for path, module in modules), learnt))
+    parts: list[str | bytes] = []
+    tensors: dict[str, Tensor] = {**parameters_in(model)}
+    for path, module in modules_in(model).items():
+        if _is_kedges(type(module).__module__):
+            continue
+        parts.append(_made_of(path, module))
+        if module.training:
+            continue
+        for name, buffer in own_buffers(module).items():
+            if buffer is not None:
+                tensors[f"{path}.{name}" if path else name] = buffer
+    for name in sorted(tensors):
+        parts += (f"{name} ", *_of_tensor(tensors[name]))
+    return _digest(parts)
 
 
 def _made_of(path: str, module: nn.Module) -> str:
     """Return a module's path and class, its settings in ``__constants__`` (such as a stride), and its mode."""
-    names = [name for name in getattr(module, "__constants__", ()) if name in vars(module)]
-    settings = (f"{name}={_setting(vars(module)[name])}" for name in names)
-    return (
-        f"{path} {type(module).__qualname__}({', '.join(settings)}) {'trained' * module.training};"
-    )
+    held = vars(module)
+    constants = [name for name in getattr(module, "__constants__", ()) if name in held]
+    settings = [f"{name}={_setting(held[name])}" for name in constants]
+    mode = "trained" * module.training
+    return f"{path} {type(module).__qualname__}({', '.join(settings)}) {mode};"
 
 
 def _setting(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"{len(value)}({', '.join(map(_setting, value))})"
-    plain = isinstance(value, (bool, int, float, str, NoneType, torch.dtype))
-    return f"{type(value).__name__} {value!r}" if plain else _digest_of(value)
+    if isinstance(value, (bool, int, float, str, NoneType, torch.dtype)):
+        return f"{type(value).__name__} {value!r}"
+    return _digest_of(value)
 
 
 def listed(keys: Sequence[str]) -> str:
@@ -163,45 +161,41 @@ def listed(keys: Sequence[str]) -> str:
 def _digest(parts: Iterable[str | bytes]) -> str:
     digest = blake2b(digest_size=12)
     for part in parts:
-        digest.update(part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part)
+        if isinstance(part, str):
+            part = part.encode("utf-8", "surrogatepass")  # noqa: PLW2901 - the same as bytes
+        digest.update(part)
     return digest.hexdigest()
 
 
 def _of_tensor(tensor: Tensor) -> tuple[str, bytes]:
-    return f"{tensor.dtype} {tuple(tensor.shape)}", _some_bytes(tensor)
-
-
-def _some_bytes(tensor: Tensor) -> bytes:
-    """Return the bytes of evenly spaced elements of a tensor, from the first on."""
-    if (
-        type(tensor.detach()) is not Tensor
-        or tensor.is_meta
-        or not tensor.numel()
-        or tensor.layout is not torch.strided
-    ):
-        return b""  # for example a shard of a distributed tensor, which differs between ranks
-    tensor = tensor.detach().resolve_conj().resolve_neg()
+    """Return a tensor's type and shape, and the bytes of evenly spaced elements, from the first on."""
+    about = f"{tensor.dtype} {tuple(tensor.shape)}"
+    tensor = tensor.detach()
+    is_plain = type(tensor) is Tensor and tensor.layout is torch.strided
+    if not is_plain or tensor.is_meta or not tensor.numel():
+        return (
+            about,
+            b"",
+        )  # for example a shard of a distributed tensor, which differs between ranks
+    tensor = tensor.resolve_conj().resolve_neg()
     flat = tensor.flatten() if tensor.is_contiguous() else tensor.reshape(-1)
     step = max(1, -(-flat.numel() // _LOOKED_AT))
-    own = flat[::step].clone(memory_format=torch.contiguous_format)
-    some: bytes = own.cpu().view(torch.uint8).numpy().tobytes()
-    return some
+    some = flat[::step].clone(memory_format=torch.contiguous_format).cpu()
+    return about, some.view(torch.uint8).numpy().tobytes()
 
 
 def _by_name(made: Any) -> str:
     """Return the name of an object that does not count by value, with its module to separate equal names."""
-    own = getattr(made, "__qualname__", None) or getattr(
-        made, "__name__", None
-    )  # a module has the latter
+    own = getattr(made, "__qualname__", None)
+    own = own or getattr(made, "__name__", None)  # of a module
     return f"{getattr(made, '__module__', None)} {own or type(made).__qualname__}"
 
 
 def _is_named(made: Any) -> bool:
     """Whether an object counts by its name: installed code, code in C, or a module."""
     if isinstance(made, FunctionType):
-        return _is_kedges(made.__module__) or (
-            _is_installed(made) and "__wrapped__" not in vars(made)
-        )
+        wraps = "__wrapped__" in vars(made)
+        return _is_kedges(made.__module__) or (_is_installed(made) and not wraps)
     if isinstance(made, BuiltinFunctionType):
         return made.__self__ is None or isinstance(made.__self__, (ModuleType, type))
     return isinstance(made, ModuleType) or (isinstance(made, type) and not _is_own(made))
@@ -218,12 +212,11 @@ def _is_kedges(module: str | None) -> bool:
 def _is_own(made: type | ModuleType) -> bool:
     """Whether a class or module belongs to the program, not to Python or an installed package."""
     name = made.__name__ if isinstance(made, ModuleType) else made.__module__
-    file = getattr(
-        made if isinstance(made, ModuleType) else sys.modules.get(name), "__file__", None
-    )
-    return name == "__main__" or (
-        file is not None and not _INSTALLED.search(file) and not _is_kedges(name)
-    )
+    if name == "__main__":
+        return True
+    module = made if isinstance(made, ModuleType) else sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    return file is not None and not _INSTALLED.search(file) and not _is_kedges(name)
 
 
 def _digest_of(made: Any) -> str:
@@ -232,8 +225,9 @@ def _digest_of(made: Any) -> str:
         _Pickler(digest.update).dump(made)
     except PicklingError as error:
         raise ExtractionFailed(
-            f"{name_of(made)} must be distinguished from other functions, and no digest of it can be made: {error} "
-            "Identify your functions yourself, with version='...' (--version)"
+            f"{name_of(made)} must be distinguished from other functions, and no "
+            f"digest of it can be made: {error} Identify your functions yourself, with "
+            "version='...' (--version)"
         ) from error
     return digest.hexdigest()
 
@@ -263,9 +257,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Return the stand-in for a value, or None if pickle should write the value itself."""
         kind = type(value)
         if kind is str:
-            place = _PLACE.fullmatch(
-                value
-            )  # ranks have different devices of one type, which does not change values
+            # Ranks have different devices of one type, which does not change values.
+            place = _PLACE.fullmatch(value)
             return f"device {place[1]}" if place and _is_device(value) else None
         if kind not in _CONSTANTS:
             if id(value) in self._seen:
@@ -274,9 +267,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None if kind in _WRITTEN else self._stand_in(value)
 
     def _stand_in(self, value: Any) -> Any:
-        if isinstance(
-            value, (set, frozenset)
-        ):  # the order differs between processes: digest each element by itself
+        if isinstance(value, (set, frozenset)):
+            # The order differs between processes: digest each element by itself.
             return type(value).__qualname__, sorted(map(self._alone, value))
         if _is_named(value):
             return _by_name(value)
@@ -303,7 +295,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         )
         outside = self.reducer_override(anew)[2][1]["__globals__"]
         names = _reached(made, outside, {id(made.__code__)})
-        held = [_used(one, names) for one in chain(outside.values(), enclosed(made).values())]
+        around = [*outside.values(), *enclosed(made).values()]
+        held = [_used(one, names) for one in around]
         return made.__code__, made.__defaults__, made.__kwdefaults__, list(outside), held
 
     def _reduced(self, value: Any) -> Any:
@@ -324,39 +317,34 @@ def _reduce(value: Any) -> Any:
 
 
 def _code(code: CodeType) -> Any:
-    doc = (
-        code.co_flags & _HAS_DOC
-        if _HAS_DOC
-        else not code.co_name.startswith("<") and _begins_with_text(code)
-    )
-    consts = (None, *code.co_consts[1:]) if doc else code.co_consts
+    """Return what code does, without its docstring."""
+    consts = code.co_consts
+    has_doc = bool(code.co_flags & _HAS_DOC)
+    if not _HAS_DOC:  # this Python does not say
+        is_def = not code.co_name.startswith("<")
+        has_doc = is_def and bool(consts) and isinstance(consts[0], str)
+    if has_doc:
+        consts = (None, *consts[1:])
+    flags = code.co_flags & ~_HAS_DOC
     return (
         code.co_code,
         code.co_exceptiontable,
         code.co_names,
         code.co_argcount,
-        code.co_flags & ~_HAS_DOC,
+        flags,
         consts,
     )
-
-
-def _begins_with_text(code: CodeType) -> bool:
-    return bool(code.co_consts) and isinstance(code.co_consts[0], str)
 
 
 def _reached(made: FunctionType, outside: Mapping[str, Any], seen: set[int]) -> set[str]:
     """Return the names that a function uses, and those that the program's functions use to which it refers."""
     names = set(names_in(made.__code__))
     for one in outside.values():
-        if (
-            isinstance(one, FunctionType)
-            and not _is_installed(one)
-            and id(one.__code__) not in seen
-        ):
-            seen.add(id(one.__code__))
-            names |= _reached(
-                one, {name: one.__globals__.get(name) for name in set(names_in(one.__code__))}, seen
-            )
+        if not isinstance(one, FunctionType) or _is_installed(one) or id(one.__code__) in seen:
+            continue
+        seen.add(id(one.__code__))
+        further = {name: one.__globals__.get(name) for name in names_in(one.__code__)}
+        names |= _reached(one, further, seen)
     return names
 
 
@@ -377,12 +365,10 @@ def _used(value: Any, names: set[str]) -> Any:
 
 def _class(kind: type) -> Any:
     """Return the name, bases and attributes of a class of the program, without its docstring and lines."""
-    held = {
-        name: one
-        for name, one in sorted(vars(kind).items())
-        if name[:2] != "__" or isinstance(one, _METHODS)
-    }
-    held.pop("_abc_impl", None)
+    held = {name: one for name, one in sorted(vars(kind).items()) if name != "_abc_impl"}
+    for name in [name for name in held if name[:2] == "__"]:
+        if not isinstance(held[name], _METHODS):
+            del held[name]
     return kind.__qualname__, kind.__bases__, held
 
 
@@ -393,16 +379,16 @@ def _module(module: nn.Module) -> Any:
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     """Return a module's attributes that `nn.Module` does not define; of an installed class only settings."""
-    held = ((name, one) for name, one in sorted(vars(module).items()) if name not in _OF_ANY_MODULE)
-    return {name: one for name, one in held if _is_own(type(module)) or isinstance(one, _SETTINGS)}
+    held = {name: one for name, one in sorted(vars(module).items()) if name not in _OF_ANY_MODULE}
+    if _is_own(type(module)):
+        return held
+    return {name: one for name, one in held.items() if isinstance(one, _SETTINGS)}
 
 
 def _array(array: np.ndarray[Any, Any]) -> Any:
     some = array.reshape(-1)[:: max(1, -(-array.size // _LOOKED_AT))]
-    return (
-        f"{array.dtype} {array.shape}",
-        some.tolist() if array.dtype.hasobject else some.tobytes(),
-    )
+    elements = some.tolist() if array.dtype.hasobject else some.tobytes()
+    return f"{array.dtype} {array.shape}", elements
 
 
 def _is_device(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from secrets import token_hex
@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import ExtractionFailed, NewerFormat, NotFeatures, OtherRun
+from kedge.features.dataset.batch import Columns, FieldValues
 from kedge.features.dataset.folder.fingerprint import alike, has_digest, identity, listed, weights
+from kedge.features.dataset.folder.formats import type_name
+from kedge.features.dataset.keys_and_fields import entry_of, must_be_names, name_of, texts
+from kedge.features.dataset.loading import BatchSource, is_loader, is_stream
 from kedge.features.dataset.options import Options
-from kedge.features.dataset.samples.batch import Columns, FieldValues
-from kedge.features.dataset.samples.fields import Field, entry_of
-from kedge.features.dataset.samples.loading import BatchSource, is_loader, is_stream
-from kedge.features.dataset.samples.names import must_be_names, name_of, texts
-from kedge.features.reduce.reducer import Reducer
 from kedge.files.atomic_write import told
 from kedge.json_input.reading import parse, read_regular
 from kedge.json_input.shape import (
@@ -46,7 +45,7 @@ TEXT = "text"
 
 
 def _dtype(value: Any) -> None:
-    if not isinstance(getattr(torch, value, None) if isinstance(value, str) else None, torch.dtype):
+    if not isinstance(value, str) or not isinstance(getattr(torch, value, None), torch.dtype):
         raise Misshapen("is no type of numbers")
 
 
@@ -83,9 +82,10 @@ _WHAT = {
 }
 
 _ABOUT_DIGESTS = (
-    ". If you have changed no function, a function has changed an object that it refers to, which counts as part of "
-    "it: run a new process to continue this folder, or identify your functions yourself, with version='...' "
-    "(--version) in a new folder"
+    ". If you have changed no function, a function has changed an object that it "
+    "refers to, which counts as part of it: run a new process to continue this folder, "
+    "or identify your functions yourself, with version='...' (--version) in a new "
+    "folder"
 )
 
 
@@ -111,9 +111,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
             f"{path} cannot be read: {error}; it was not written by an extraction"
         ) from error
     if found["format"] > FORMAT:
+        number = shortened(str(found["format"]))
+        writer = shortened(str(found.get("kedge")))
         raise NewerFormat(
-            f"{folder} is of format {shortened(str(found['format']))}, and this Kedge knows formats up to {FORMAT}; Kedge "
-            f"{shortened(str(found.get('kedge')))} wrote it; install that version or a later one"
+            f"{folder} is of format {number}, and this Kedge knows formats up to "
+            f"{FORMAT}; Kedge {writer} wrote it; install that version or a later one"
         )
     return dict(found)
 
@@ -125,35 +127,26 @@ def settle(folder: Path, wanted: Mapping[str, Any]) -> None:
         OtherRun: It describes another run.
         RecordingError: The folder cannot be written to.
     """
+    path = folder / MANIFEST
     temporary = folder / f".{MANIFEST}.{token_hex(4)}"
     if read_manifest(folder) is None:
-        with told(f"write {folder / MANIFEST}"):
+        manifest = {"format": FORMAT, "kedge": metadata.version("kedge"), **wanted}
+        with told(f"write {path}"):
             try:
                 with temporary.open("w", encoding="utf-8") as file:
-                    file.write(
-                        json.dumps(
-                            {"format": FORMAT, "kedge": metadata.version("kedge"), **wanted},
-                            indent=2,
-                        )
-                        + "\n"
-                    )
+                    file.write(json.dumps(manifest, indent=2) + "\n")
                     file.flush()
                     os.fsync(file.fileno())
-                _put(temporary, folder / MANIFEST)
+                try:
+                    path.hardlink_to(temporary)
+                except FileExistsError:
+                    pass  # another process has written it
+                except OSError:  # a file system without hard links
+                    if not path.exists():
+                        temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
     check_same(folder, read_manifest(folder) or {}, wanted)
-
-
-def _put(temporary: Path, path: Path) -> None:
-    """Rename a file, unless another process has already created the target."""
-    try:
-        path.hardlink_to(temporary)
-    except FileExistsError:
-        return
-    except OSError:  # a file system without hard links
-        if not path.exists():
-            temporary.replace(path)
 
 
 def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -164,28 +157,23 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
     """
     wanted = json.loads(json.dumps(wanted))  # as it would be read from the file
     found = {"fields": {}, **found}  # earlier versions had none
-    unlike = [
-        name
-        for name in _WHAT
-        if name in found and name in wanted and not alike(found[name], wanted[name])
-    ]
-    if unlike:
-        differences = "; ".join(
-            f"there {_WHAT[name].format(_shown(found[name]))}, here {_shown(wanted[name])}"
-            for name in unlike
-        )
-        drawn = (
-            ", or load or seed the weights if each process draws its own"
-            if "model" in unlike
-            else ""
-        )
-        grown = (
-            _ABOUT_DIGESTS
-            if any(has_digest(found[name]) and has_digest(wanted[name]) for name in unlike)
-            else ""
-        )
+    differences = []
+    remedy = "name another folder"
+    digests_differ = False
+    for name, what in _WHAT.items():
+        if name not in found or name not in wanted or alike(found[name], wanted[name]):
+            continue
+        there, here = _shown(found[name]), _shown(wanted[name])
+        differences.append(f"there {what.format(there)}, here {here}")
+        if name == "model":
+            remedy += ", or load or seed the weights if each process draws its own"
+        digests_differ = digests_differ or (has_digest(found[name]) and has_digest(wanted[name]))
+    if differences:
+        if digests_differ:
+            remedy += _ABOUT_DIGESTS
         raise OtherRun(
-            f"cannot add to {folder}, which holds the features of another run: {differences}; name another folder{drawn}{grown}"
+            f"cannot add to {folder}, which holds the features of another run: "
+            f"{'; '.join(differences)}; {remedy}"
         )
 
 
@@ -205,14 +193,10 @@ def check_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
         ExtractionFailed: The run has reducers for values that it does not have, which an earlier
             Kedge allowed.
     """
-    others = [
-        name
-        for name in sorted(path.name for path in folder.iterdir())
-        if not name.startswith((".", "writer-"))
-    ]
-    found = read_manifest(
-        folder
-    )  # after the listing, because another rank may be writing the first files
+    names = sorted(path.name for path in folder.iterdir())
+    others = [name for name in names if not name.startswith((".", "writer-"))]
+    # After the listing, because another rank may be writing the first files.
+    found = read_manifest(folder)
     if found is not None:
         check_same(folder, found, wanted)
         if "columns" in found:
@@ -225,94 +209,68 @@ def check_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
 
 def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
     """Return a run's description as known before it begins; a run that continues needs the same description."""
+    version = options.version
+    model = {"type": name_of(features)}
+    functions = {}
+    if isinstance(features, nn.Module):
+        kind = type(getattr(features, "model", features))
+        model = {"type": kind.__qualname__, "digest": weights(features)}
+    else:
+        functions["features"] = identity(features, version)
+
+    sites = {}
+    wanted = getattr(features, "wanted", None)
+    if wanted is not None:
+        for text, change in zip(wanted.texts, wanted.transforms, strict=True):
+            sites[text] = "as they are"
+            if change is not None:
+                sites[text] = f"through {name_of(change)}"
+                if isinstance(features, nn.Module):
+                    functions[text] = identity(change, version)
+        for name, new in sorted(wanted.rename.items()):
+            sites[f"{name}, renamed"] = f"to {new!r}"
+        if wanted.dtype is not None:
+            sites["all"] = f"kept as {type_name(wanted.dtype)}"
+
+    keys = "the samples' places"
+    if callable(options.keys):
+        keys = identity(options.keys, version)
+    elif isinstance(options.keys, str):
+        keys = repr(options.keys)
+    elif options.keys is not None:
+        keys = listed(texts(options.keys))
+
+    fields = {}
+    for name, field in options.stored_fields.items():
+        entry = entry_of(field)
+        fields[name] = identity(entry, version) if callable(entry) else f"the entry {entry!r}"
+
     length = BatchSource(loader).length
     data: dict[str, Any] = {"type": "stream"} if length is None else {"samples": length}
-    if is_loader(loader) and is_stream(loader):
-        data["workers"] = max(1, loader.num_workers)
-    collated = (
-        {"collate": identity(loader.collate_fn, options.version)} if is_loader(loader) else {}
-    )
+    collate = {}
+    if is_loader(loader):
+        collate["collate"] = identity(loader.collate_fn, version)
+        if is_stream(loader):
+            data["workers"] = max(1, loader.num_workers)
+
+    reduce = {}
+    for name, reducers in options.reducers.items():
+        reduce[name] = [
+            repr(one) if hasattr(one, "settings") else type(one).__qualname__ for one in reducers
+        ]
+
     return {
         "files": options.format,
-        "model": about_model(features),
-        "sites": about_sites(features),
-        "functions": about_functions(features, options.version),
-        "keys": about_keys(options.keys, options.version),
-        "batch": identity(options.batch, options.version),
-        "fields": about_fields(options.stored_fields, options.version),
-        "version": "none" if options.version is None else repr(options.version),
-        **collated,
+        "model": model,
+        "sites": sites,
+        "functions": functions,
+        "keys": keys,
+        "batch": identity(options.batch, version),
+        "fields": fields,
+        "version": "none" if version is None else repr(version),
+        **collate,
         "data": data,
-        "reduce": about_reducers(options.reducers),
-    }
-
-
-def about_model(features: Any) -> dict[str, Any]:
-    """Return the description of a model: its class, and a digest of its parameters and settings."""
-    if not isinstance(features, nn.Module):
-        return {"type": name_of(features)}
-    return {
-        "type": type(getattr(features, "model", features)).__qualname__,
-        "digest": weights(features),
-    }
-
-
-def about_sites(features: Any) -> dict[str, Any]:
-    """Return the captured sites with their transforms, new names and dtype; empty for features not from Kedge."""
-    wanted = getattr(features, "wanted", None)
-    if wanted is None:
-        return {}
-    sites = {
-        text: "as they are" if change is None else f"through {name_of(change)}"
-        for text, change in _taken(features)
-    }
-    renamed = {f"{name}, renamed": f"to {new!r}" for name, new in sorted(wanted.rename.items())}
-    kept = (
-        {}
-        if wanted.dtype is None
-        else {"all": f"kept as {str(wanted.dtype).removeprefix('torch.')}"}
-    )
-    return sites | renamed | kept
-
-
-def about_functions(features: Any, version: str | None) -> dict[str, str]:
-    """Return the identities of the sites' transforms, or of the features themselves if they are not a module."""
-    if not isinstance(features, nn.Module):
-        return {"features": identity(features, version)}
-    return {
-        text: identity(change, version) for text, change in _taken(features) if change is not None
-    }
-
-
-def about_keys(keys: Any, version: str | None) -> str:
-    """Return the description of keys: places by default, a column, a function, or a list."""
-    if keys is None:
-        return "the samples' places"
-    if callable(keys):
-        return identity(keys, version)
-    return repr(keys) if isinstance(keys, str) else listed(texts(keys))
-
-
-def _taken(features: Any) -> list[tuple[str, Any]]:
-    wanted = getattr(features, "wanted", None)
-    return [] if wanted is None else list(zip(wanted.texts, wanted.transforms, strict=True))
-
-
-def about_reducers(reducers: Mapping[str, Sequence[Reducer]]) -> dict[str, list[str]]:
-    """Return the description of reducers: for each site their classes and settings."""
-    return {name: [_reducer(one) for one in some] for name, some in reducers.items()}
-
-
-def _reducer(reducer: Any) -> str:
-    return repr(reducer) if hasattr(reducer, "settings") else type(reducer).__qualname__
-
-
-def about_fields(stored: Mapping[str, Field], version: str | None) -> dict[str, str]:
-    """Return where a batch has the fields."""
-    entries = {name: entry_of(field) for name, field in stored.items()}
-    return {
-        name: identity(entry, version) if callable(entry) else f"the entry {entry!r}"
-        for name, entry in entries.items()
+        "reduce": reduce,
     }
 
 
@@ -321,33 +279,27 @@ def about_content(columns: Columns) -> dict[str, dict[str, list[Any]]]:
     both = sorted(columns.fields.keys() & columns.values.keys())
     if both:
         raise ExtractionFailed(
-            f"{both[0]!r} is the name of a site and of a field (labels= is the field 'labels'); rename the site"
+            f"{both[0]!r} is the name of a site and of a field (labels= is the field "
+            "'labels'); rename the site"
         )
-    return {"columns": about_columns(columns.values), "field_types": types_of(columns.fields)}
+    return {"columns": types_of(columns.values), "field_types": types_of(columns.fields)}
 
 
 def about_pooling(features: Any) -> dict[str, dict[str, str]]:
     """Return what was done with pooled values in the first batch, by name; later batches may have other sizes."""
-    described = getattr(getattr(features, "work", None), "described", {})
+    work = getattr(features, "work", None)
+    described = getattr(work, "described", {})
     return {"pooled": dict(described)} if described else {}
 
 
-def types_of(fields: Mapping[str, FieldValues]) -> dict[str, list[Any]]:
-    """Return the description of fields: as for sites, or that they hold texts."""
-    numbers = about_columns(
-        {name: value for name, value in fields.items() if isinstance(value, Tensor)}
-    )
-    return {name: numbers.get(name, [TEXT]) for name in fields}
-
-
-def about_columns(values: Mapping[str, Tensor]) -> dict[str, list[Any]]:
-    """Return the description of sites: the dtype, and the number of dimensions of a sample."""
-    return dict(_columns(values))
-
-
-def _columns(values: Mapping[str, Tensor]) -> Iterator[tuple[str, list[Any]]]:
+def types_of(values: Mapping[str, FieldValues]) -> dict[str, list[Any]]:
+    """Return the description of sites or fields: the dtype and a sample's number of dimensions, or that they hold texts."""
+    types: dict[str, list[Any]] = {}
     for name, value in values.items():
-        yield name, [str(value.dtype).removeprefix("torch."), f"{value.ndim - 1}-dimensional"]
+        types[name] = [TEXT]
+        if isinstance(value, Tensor):
+            types[name] = [type_name(value.dtype), f"{value.ndim - 1}-dimensional"]
+    return types
 
 
 def shown_type(about: Sequence[Any]) -> str:

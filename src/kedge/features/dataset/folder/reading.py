@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from kedge.errors import NoSuchKey, NoSuchSite, NotFeatures
-from kedge.features.dataset.folder.files import STATE, about_shard, entries, ranks_of
+from kedge.features.dataset.folder.columns import Column, FeatureColumn, StoredTexts
+from kedge.features.dataset.folder.files import STATE, about_shard, entries, ranks_of, read_state
+from kedge.features.dataset.folder.formats import type_name
 from kedge.features.dataset.folder.manifest import MANIFEST, TEXT, read_manifest
-from kedge.features.dataset.folder.stored.column import Column, FeatureColumn, StoredTexts
-from kedge.features.dataset.folder.stored.samples import StoredSamples
-from kedge.features.dataset.folder.stored_reducers import read_state
-from kedge.features.dataset.samples.fields import LABELS
-from kedge.features.reduce.load_state import restore
+from kedge.features.dataset.folder.samples import StoredSamples
+from kedge.features.dataset.keys_and_fields import LABELS
+from kedge.features.reduce import restore
 from kedge.features.reduce.reducer import Reducer
 from kedge.files.given_path import given_path
 from kedge.short_text import counted
@@ -37,9 +37,10 @@ def open_features(folder: str | os.PathLike[str]) -> FeatureSet:
     path = given_path(folder)
     manifest = read_manifest(path)
     if manifest is None:
-        what = "no such folder" if not path.is_dir() else "it has no manifest"
+        what = "it has no manifest" if path.is_dir() else "no such folder"
         raise NotFeatures(
-            f"{path} holds no features of a data set: {what}; name the folder that was given as out= or --out"
+            f"{path} holds no features of a data set: {what}; name the folder that was "
+            "given as out= or --out"
         )
     return FeatureSet(path, manifest)
 
@@ -64,34 +65,37 @@ class FeatureSet(Mapping[str, FeatureColumn]):
         types = manifest.get("field_types", {})
         self._samples = StoredSamples(path, self._entries, types)
         self.fields: Mapping[str, Column] = StoredFields(path, types, self._samples)
-        kept = {name for entry in self._entries for name in entry.shapes}
-        unknown = kept - self.manifest.get("columns", {}).keys()
+        kept: set[str] = set()
+        for entry in self._entries:
+            kept |= entry.shapes.keys()
+        columns = manifest.get("columns", {})
+        unknown = kept - columns.keys()
         if unknown:
             raise NotFeatures(
-                f"{path / MANIFEST} does not describe {min(unknown)!r}, which the shards have: it has changed; extract the "
-                "features again into another folder"
+                f"{path / MANIFEST} does not describe {min(unknown)!r}, which the "
+                "shards have: it has changed; extract the features again into another "
+                "folder"
             )
-        self._sites = [name for name in self.manifest.get("columns", {}) if name in kept]
+        self._types = {name: columns[name][0] for name in columns if name in kept}
 
     def __getitem__(self, site: str) -> FeatureColumn:
-        if site not in self._sites:
-            read = ".labels" if site == LABELS else f".fields[{site!r}]"
-            field = f"; {site!r} is a field, which {read} reads" if site in self.fields else ""
-            raise NoSuchSite(
-                f"{self.path} has no site {site!r}; it has {', '.join(map(repr, self._sites)) or 'none'}{field}"
-            )
-        return FeatureColumn(
-            site, getattr(torch, self.manifest["columns"][site][0]), self._samples.rows
-        )
+        if site not in self._types:
+            there = ", ".join(map(repr, self)) or "none"
+            message = f"{self.path} has no site {site!r}; it has {there}"
+            if site in self.fields:
+                read = ".labels" if site == LABELS else f".fields[{site!r}]"
+                message += f"; {site!r} is a field, which {read} reads"
+            raise NoSuchSite(message)
+        return FeatureColumn(site, getattr(torch, self._types[site]), self._samples.rows)
 
     def __contains__(self, site: object) -> bool:
-        return site in self._sites
+        return site in self._types
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._sites)
+        return iter(self._types)
 
     def __len__(self) -> int:
-        return len(self._sites)
+        return len(self._types)
 
     @property
     def labels(self) -> Column:
@@ -124,10 +128,9 @@ class FeatureSet(Mapping[str, FeatureColumn]):
         """
         number = self._samples.number(str(key))
         if number is None:
-            found = self.bad.get(str(key))
-            reason = (
-                f"it was left out: {found}" if found else f"there are {len(self._samples):,} others"
-            )
+            reason = f"there are {len(self._samples):,} others"
+            if str(key) in self.bad:
+                reason = f"it was left out: {self.bad[str(key)]}"
             raise NoSuchKey(f"{self.path} has no features of a sample {str(key)!r}; {reason}")
         return number
 
@@ -139,10 +142,8 @@ class FeatureSet(Mapping[str, FeatureColumn]):
     def shards(self) -> Iterator[tuple[list[str], dict[str, Tensor]]]:
         """Yield the keys and each site's values of every shard, in the order of writing."""
         for shard in self._samples.shards:
-            yield (
-                list(shard.keys),
-                {name: shard.values(name, self[name].dtype) for name in shard.sites},
-            )
+            values = {name: shard.values(name, self[name].dtype) for name in shard.sites}
+            yield list(shard.keys), values
 
     def written_by(self, rank: int) -> int:
         """Return the number of samples that this rank has written, in this run and earlier ones."""
@@ -170,11 +171,13 @@ class FeatureSet(Mapping[str, FeatureColumn]):
         for name, column in self.items():
             how = f"  {pooled[name]}" if name in pooled else ""
             lines.append(f"  {name}  {_shown(column)}{how}")
-        lines += [f"  {name}  {_shown(column)} (field)" for name, column in self.fields.items()]
-        lines += [f"  {name}  {', '.join(map(repr, some))}" for name, some in self.reduced.items()]
-        return "\n".join(
-            lines + ([f"  left out: {counted(len(self.bad), 'sample')}"] if self.bad else [])
-        )
+        for name, field in self.fields.items():
+            lines.append(f"  {name}  {_shown(field)} (field)")
+        for name, some in self.reduced.items():
+            lines.append(f"  {name}  {', '.join(map(repr, some))}")
+        if self.bad:
+            lines.append(f"  left out: {counted(len(self.bad), 'sample')}")
+        return "\n".join(lines)
 
 
 class StoredFields(Mapping[str, Column]):
@@ -193,19 +196,19 @@ class StoredFields(Mapping[str, Column]):
 
     def __getitem__(self, name: str) -> Column:
         if name not in self._types:
-            option = "labels= (--labels)" if name == LABELS else "fields= (--fields)"
+            lacks, option = f"field {name!r}", "fields= (--fields)"
+            if name == LABELS:
+                lacks, option = "labels", "labels= (--labels)"
             there = ", ".join(map(repr, self)) or "none"
             raise NoSuchSite(
-                f"{self._path} has no {'labels' if name == LABELS else f'field {name!r}'}; its fields: {there}; extract "
-                f"the features with {option} into another folder"
+                f"{self._path} has no {lacks}; its fields: {there}; extract the "
+                f"features with {option} into another folder"
             )
         kind, *_ = self._types[name]
         rows = self._samples.rows
-        return (
-            StoredTexts(name, rows)
-            if kind == TEXT
-            else FeatureColumn(name, getattr(torch, kind), rows)
-        )
+        if kind == TEXT:
+            return StoredTexts(name, rows)
+        return FeatureColumn(name, getattr(torch, kind), rows)
 
     def __contains__(self, name: object) -> bool:
         return name in self._types
@@ -224,7 +227,7 @@ def _shown(column: Column) -> str:
     if isinstance(column, StoredTexts):
         return TEXT
     shapes = " or ".join(str(list(shape)) for shape in sorted(column.shapes)[:3])
-    return f"{str(column.dtype).removeprefix('torch.')} {shapes}"
+    return f"{type_name(column.dtype)} {shapes}"
 
 
 def places_of(folder: Path) -> Iterator[tuple[str, str]]:

@@ -17,26 +17,27 @@ import time
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor
 
 from kedge.errors import KedgeError, NotFeatures
 from kedge.features.dataset.folder.checksums import OWN, REMEDY, VALUES, sum_of
-from kedge.features.dataset.folder.formats.format import (
+from kedge.features.dataset.folder.files import format_at
+from kedge.features.dataset.folder.formats import (
     OpenShard,
     OpenValues,
     as_tensor,
     raw_type,
 )
-from kedge.features.dataset.folder.formats.known import format_name, format_of
-from kedge.features.dataset.folder.stored.texts import PackedTexts
 from kedge.files.atomic_write import told
 
 Array = NDArray[Any]
@@ -44,6 +45,8 @@ Numbers = NDArray[np.int64]
 #: The seconds for which an open file is taken to be unchanged: to ask takes as long as a row, on a
 #: network longer.
 TRUSTED = 0.01
+
+_DAMAGE = (SafetensorError, ValueError, KeyError, TypeError, IndexError, RuntimeError)
 
 Stamp = tuple[int, int, int] | None
 """The state of a file, which changes if it is written or replaced; None if there is no file."""
@@ -54,14 +57,12 @@ class _Site(NamedTuple):
 
     Attributes:
         values: The values.
-        memory: The same as an array, if they are in memory.
         size: The number of rows in a block.
         sums: The checksum of each block.
         sound: Whether each block was compared with its checksum.
     """
 
     values: OpenValues
-    memory: Array | None
     size: int
     sums: Numbers
     sound: NDArray[np.bool_]
@@ -82,13 +83,6 @@ class _Opened:
     shard: OpenShard
     sites: dict[str, _Site] = field(default_factory=dict)
     looked: float = 0.0
-
-
-class _Described(NamedTuple):
-    """Where a format has the values, by the description that was read at a state of the file."""
-
-    stamp: Stamp
-    sites: Mapping[str, Any]
 
 
 class OpenShards:
@@ -115,7 +109,7 @@ class StoredShard:
     Args:
         path: The file or folder.
         about: The description.
-        read_at: The state of the file before its description was read.
+        described: The state of the file before its description was read.
         others: The open shards of the data set.
 
     Attributes:
@@ -128,16 +122,13 @@ class StoredShard:
     """
 
     def __init__(
-        self, path: Path, about: Mapping[str, Any], read_at: Stamp, others: OpenShards
+        self, path: Path, about: Mapping[str, Any], described: Stamp, others: OpenShards
     ) -> None:
-        self.path, self._others = path, others
-        self._described = _Described(read_at, about.get("sites", {}))
+        self.path = path
         self.keys = PackedTexts(about["keys"])
         self.sites = list(about["shapes"])
-        self.shapes = {
-            name: tuple(shape)
-            for name, shape in {**about["shapes"], **about.get("fields", {})}.items()
-        }
+        shapes = {**about["shapes"], **about.get("fields", {})}
+        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self.texts = {name: PackedTexts(texts) for name, texts in about.get("texts", {}).items()}
         self.bad = [tuple(each) for each in about["bad"]]
         self._sums = {
@@ -145,6 +136,8 @@ class StoredShard:
             for name, known in about.get(VALUES, {}).items()
         }
         self._own = about.get(OWN)
+        self._described = described
+        self._others = others
         self._opened: _Opened | None = None
 
     def row(self, site: str, dtype: torch.dtype, number: int) -> Tensor:
@@ -154,14 +147,14 @@ class StoredShard:
             NotFeatures: The shard is damaged or gone, or its values have another type.
         """
         found = self._site(site, dtype)
-        if found.memory is None:
+        memory = found.values.memory
+        if memory is None:
             return as_tensor(self._covering(site, found, number, number + 1).copy(), dtype)[0]
         block = number // found.size
         if not found.sound[block]:
-            self._compare(
-                site, found, block, found.memory[block * found.size : (block + 1) * found.size]
-            )
-        return as_tensor(found.memory[number, ...].copy(), dtype)
+            start = block * found.size
+            self._compare(site, found, block, memory[start : start + found.size])
+        return as_tensor(memory[number, ...].copy(), dtype)
 
     def fill(self, site: str, dtype: torch.dtype, rows: Numbers, out: Array) -> None:
         """Write a site's values in some rows, one or more, into an array of their `raw_type`.
@@ -170,25 +163,24 @@ class StoredShard:
             NotFeatures: As for `row`.
         """
         found = self._site(site, dtype)
-        values = found.memory
+        values = found.values.memory
         if values is None:
             first = int(rows.min())
             values = self._covering(site, found, first, int(rows.max()) + 1)
             rows = rows - first
         else:
             blocks = rows // found.size
-            if not found.sound[blocks].all():
-                for block in np.unique(blocks[~found.sound[blocks]]).tolist():
-                    self._compare(
-                        site, found, block, values[block * found.size : (block + 1) * found.size]
-                    )
+            sound = found.sound[blocks]
+            if not sound.all():
+                for block in np.unique(blocks[~sound]).tolist():
+                    start = block * found.size
+                    self._compare(site, found, block, values[start : start + found.size])
         begin, end = rows.item(0), rows.item(-1) + 1
         if end - begin == len(rows) and (np.diff(rows) == 1).all():
             out[...] = values[begin:end]
         else:
-            np.take(
-                values, rows, axis=0, out=out, mode="clip"
-            )  # in another mode NumPy fills another array first
+            # In another mode NumPy fills another array first.
+            np.take(values, rows, axis=0, out=out, mode="clip")
 
     def values(self, site: str, dtype: torch.dtype) -> Tensor:
         """Return all values of a site.
@@ -219,81 +211,78 @@ class StoredShard:
             found = opened.sites[site] = self._begin(opened.shard, site)
         if found.values.dtype != dtype:
             raise NotFeatures(
-                f"the values of {site!r} are of {found.values.dtype} in {self.path.name} and of {dtype} in the manifest: one "
-                "of the two has changed; extract the features again into another folder"
+                f"the values of {site!r} are of {found.values.dtype} in "
+                f"{self.path.name} and of {dtype} in the manifest: one of the two has "
+                "changed; extract the features again into another folder"
             )
         return found
 
     def _current(self, opened: _Opened | None) -> _Opened:
         """Return the open shard if its file is still the same, else the file as it is now."""
         try:
-            found = self.path.stat()
+            stamp = _stamp(self.path.stat())
         except OSError as error:
             raise NotFeatures(
-                f"{self.path} cannot be read any more ({error.strerror}): it was there when the folder was opened; restore "
-                "it, or open the folder where it is now"
+                f"{self.path} cannot be read any more ({error.strerror}): it was there "
+                "when the folder was opened; restore it, or open the folder where it "
+                "is now"
             ) from error
-        stamp = _stamp(found)
         if opened is not None and opened.stamp == stamp:
             return opened
-        made = format_of(format_name(self.path) or "")
-        if self._described.stamp != stamp:
-            self._described = _Described(stamp, self._description_again().get("sites", {}))
-        with told(f"read {self.path}"):
-            shard = self._damage_named(lambda: made.open(self.path, self._described.sites))
+
+        made = format_at(self.path)
+        if self._described != stamp:
+            with self._reading():
+                about = made.about(self.path)
+            own = sum_of(about)
+            if about.get(OWN) != self._own or own != about.get(OWN, own):
+                raise NotFeatures(
+                    f"{self.path} was changed or replaced since the folder was opened: "
+                    "open the folder again"
+                )
+            self._described = stamp
+        with self._reading():
+            shard = made.open(self.path)
         self._opened = current = _Opened(stamp, shard)
         if opened is None:
             self._others.add(self, made.most_open)
         return current
-
-    def _description_again(self) -> dict[str, Any]:
-        """Return the description in a file that was changed since it was read.
-
-        Raises:
-            NotFeatures: It is that of another shard.
-        """
-        with told(f"read {self.path}"):
-            about: dict[str, Any] = self._damage_named(
-                lambda: format_of(format_name(self.path) or "").about(self.path)
-            )
-        if about.get(OWN) != self._own or sum_of(about) != about.get(OWN, sum_of(about)):
-            raise NotFeatures(
-                f"{self.path} was changed or replaced since the folder was opened: open the folder again"
-            )
-        return about
 
     def _begin(self, shard: OpenShard, site: str) -> _Site:
         if site not in self.shapes:
             raise NotFeatures(
                 f"{self.path} has no values of {site!r}, which other shards have; {REMEDY}"
             )
-        with told(f"read {self.path}"):
-            values = self._damage_named(lambda: shard.values(site))
-        count, shape = len(self.keys), [len(self.keys), *self.shapes[site]]
+        with self._reading():
+            values = shard.values(site)
+        count = len(self.keys)
+        shape = [count, *self.shapes[site]]
         if list(values.shape) != shape:
             raise NotFeatures(
-                f"{self.path} is damaged: the values of {site!r} in {shape[0]:,} rows have the shape {list(values.shape)}, not "
-                f"{shape}; {REMEDY}"
+                f"{self.path} is damaged: the values of {site!r} in {count:,} rows "
+                f"have the shape {list(values.shape)}, not {shape}; {REMEDY}"
             )
-        size, sums = self._sums.get(site, (max(count, 1), np.zeros(1, np.int64)))
+        if site not in self._sums:
+            return _Site(values, max(count, 1), np.zeros(1, np.int64), np.ones(1, np.bool_))
+        size, sums = self._sums[site]
         blocks = -(-count // size)
-        if site in self._sums and len(sums) != blocks:
+        if len(sums) != blocks:
             raise NotFeatures(
-                f"{self.path} is damaged: {site!r} has {len(sums)} checksums, not {blocks}; {REMEDY}"
+                f"{self.path} is damaged: {site!r} has {len(sums)} checksums, not "
+                f"{blocks}; {REMEDY}"
             )
-        return _Site(values, values.memory, size, sums, np.full(blocks, site not in self._sums))
+        return _Site(values, size, sums, np.zeros(blocks, np.bool_))
 
     def _covering(self, site: str, found: _Site, first: int, last: int) -> Array:
         """Return rows that are not in memory; whole blocks are read and compared."""
-        start, end = first // found.size, -(-last // found.size)
-        begin = start * found.size
-        with told(f"read {self.path}"):
-            rows: Array = self._damage_named(
-                lambda: found.values.rows(begin, min(end * found.size, len(self.keys)))
-            )
+        size = found.size
+        start, end = first // size, -(-last // size)
+        begin = start * size
+        with self._reading():
+            rows = found.values.rows(begin, min(end * size, len(self.keys)))
         if site in self._sums:
             for block in range(start, end):
-                of_block = rows[(block - start) * found.size : (block + 1 - start) * found.size]
+                of_block = rows[(block - start) * size : (block + 1 - start) * size]
                 self._compare(site, found, block, np.ascontiguousarray(of_block))
         return rows[first - begin : last - begin]
 
@@ -302,19 +291,57 @@ class StoredShard:
             found.sound[block] = True
             return
         keys = self.keys[block * found.size : (block + 1) * found.size]
-        whose = f"sample {keys[0]!r}" if len(keys) == 1 else f"samples {keys[0]!r} to {keys[-1]!r}"
+        whose = f"samples {keys[0]!r} to {keys[-1]!r}"
+        if len(keys) == 1:
+            whose = f"sample {keys[0]!r}"
         raise NotFeatures(
             f"{self.path} is damaged: the values of {site!r} of the {whose} have changed; {REMEDY}"
         )
 
-    def _damage_named(self, read: Any) -> Any:
-        """Return what a function reads; errors about what a file holds name it."""
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Context in which errors about what the file holds name it."""
         try:
-            return read()
+            with told(f"read {self.path}"):
+                yield
         except KedgeError:
             raise
-        except (ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
+        except _DAMAGE as error:
             raise NotFeatures(f"{self.path} is damaged ({error}); {REMEDY}") from error
+
+
+class PackedTexts(Sequence[str]):
+    """Texts that are joined to one: each takes its characters and eight bytes, not an object.
+
+    Args:
+        texts: The texts.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._joined = "".join(texts)
+        self._ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, which: int) -> str: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> list[str]: ...
+
+    def __getitem__(self, which: int | slice) -> str | list[str]:
+        if isinstance(which, slice):
+            return [self[number] for number in range(*which.indices(len(self)))]
+        end = self._ends[which]
+        number = which % len(self)
+        return self._joined[self._ends[number - 1] if number else 0 : end]
+
+    def __iter__(self) -> Iterator[str]:
+        start = 0
+        for end in self._ends.tolist():
+            yield self._joined[start:end]
+            start = end
 
 
 def stamp_of(path: Path) -> Stamp:

@@ -15,9 +15,9 @@ a decoder that happen to be as many, and not to frames that a convolution has ma
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Literal, TypeAlias
 
 from torch import Tensor, nn
@@ -93,30 +93,29 @@ def together(axes: Sequence[Axis]) -> Axis:
 
 def reshaped(axes: Sequence[Axis], sizes: Sequence[int], shape: Sequence[int]) -> list[Axis]:
     """Return the dimensions after a reshape: the elements keep their order, so each new one is made of whole factors."""
-    parts = [
-        factor
-        for axis, size in zip(axes, sizes, strict=True)
-        for factor in axis.factors or ((axis, size),)
-    ]
+    parts: list[tuple[Axis, int]] = []
+    for axis, size in zip(axes, sizes, strict=True):
+        parts += axis.factors or ((axis, size),)
+    unknown = [Axis() for _ in shape]
     found: list[Axis] = []
     for size in shape:
         mine: list[tuple[Axis, int]] = []
+        held = 1
         if size == 1 and parts and parts[0][1] == 1:
             mine.append(parts.pop(0))
-        while prod(part for _, part in mine) < size:
+        while held < size:
             axis, part = parts.pop(0)
-            missing = size // prod(other for _, other in mine)
+            missing = size // held
             if part > missing:
-                if (
-                    part % missing
-                ):  # the border between two new dimensions lies inside of an old one
-                    return [Axis() for _ in shape]
+                if part % missing:  # the border between two new dimensions lies inside an old one
+                    return unknown
                 parts.insert(0, (axis.remade(), part // missing))
                 axis, part = axis.remade(), missing
             if part > 1 or axis.kind is not None:
                 mine.append((axis, part))
-        if prod(part for _, part in mine) != size:
-            return [Axis() for _ in shape]
+            held *= part
+        if held != size:
+            return unknown
         found.append(_merged(mine))
     return found
 
@@ -124,12 +123,11 @@ def reshaped(axes: Sequence[Axis], sizes: Sequence[int], shape: Sequence[int]) -
 def _merged(parts: Sequence[tuple[Axis, int]]) -> Axis:
     if not parts:
         return Axis()
+    first = parts[0][0]
     if len(parts) == 1:
-        return parts[0][0]
-    kinds = {axis.kind for axis, _ in parts}
-    kind: Kind | None = "mixed"
-    if len(kinds) == 1:
-        kind = parts[0][0].kind
+        return first
+    is_one_kind = all(axis.kind == first.kind for axis, _ in parts)
+    kind: Kind | None = first.kind if is_one_kind else "mixed"
     within = frozenset[Source]().union(*(axis.origin for axis, _ in parts))
     return Axis(kind, within=within, factors=tuple(parts))
 
@@ -162,13 +160,10 @@ class Axes:
         place = _place(value)
         if place is None or len(place[1]) != len(axes):
             return
-        before = self.known.get(place, [])
-        if len(before) != len(axes) or any(
-            one is not other for one, other in zip(before, axes, strict=True)
-        ):
-            self.known[place] = list(
-                axes
-            )  # an alias keeps the list, which a module may yet correct
+        # An alias keeps the list, which a module may yet correct.
+        before = self.known.get(place)
+        if before is None or any(map(operator.is_not, before, axes)):
+            self.known[place] = list(axes)
 
     def forget(self, value: Tensor) -> None:
         """Note that nothing is known about a tensor."""
@@ -184,13 +179,85 @@ class Axes:
 
 def _place(value: Tensor) -> _Place | None:
     try:
-        address, shape = value.data_ptr(), tuple(value.shape)
-        steps = value.stride()
-    except (
-        RuntimeError,
-        NotImplementedError,
-    ):  # nested, sparse, without memory, or a library's own
-        return None
+        address, shape, steps = value.data_ptr(), tuple(value.shape), value.stride()
+    except (RuntimeError, NotImplementedError):
+        return None  # nested, sparse, without memory, or a library's own
     if not address:
         return None
     return address, shape, tuple(step * (size > 1) for size, step in zip(shape, steps, strict=True))
+
+
+#: Values of so many dimensions have no positions: [samples, channels].
+FLAT = 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The dimensions of the values at a site.
+
+    Attributes:
+        dims: The number of dimensions.
+        samples: The dimension of the samples.
+        positions: Those of the positions, without the channels'.
+        sources: The arguments' dimensions to which each dimension of positions corresponds.
+        within: Those of which the elements of each were made in another way.
+        joined: The sizes that were concatenated along each.
+        known: Whether the origin of each is known.
+    """
+
+    dims: int
+    samples: int
+    positions: tuple[int, ...]
+    sources: tuple[frozenset[Source], ...]
+    within: tuple[frozenset[Source], ...]
+    joined: tuple[tuple[int, ...], ...]
+    known: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, axes: Sequence[Axis], channel: int | None = None) -> Layout | None:
+        """Return the layout of a value; None if its dimensions do not show it.
+
+        Args:
+            axes: The value's dimensions.
+            channel: The dimension of the channels, if the user has named it.
+        """
+        dims = range(len(axes))
+        samples = [dim for dim in dims if axes[dim].kind == "samples"]
+        if channel is not None:
+            lead = samples[0] if len(samples) == 1 else 0
+            aside = (lead, channel % len(axes))
+            return cls._made(axes, lead, [dim for dim in dims if dim not in aside])
+        if len(samples) != 1:
+            return None
+        rest = [dim for dim in dims if dim not in samples]
+        holds_channels = [dim for dim in rest if axes[dim].kind == "channels"]
+        positions = [dim for dim in rest if axes[dim].kind == "positions"]
+        if len(holds_channels) == 1:
+            # What mixes tokens takes them for channels, and adds its result to theirs.
+            mixed = [dim for dim in rest if axes[dim].kind == "mixed"]
+            positions += [dim for dim in mixed if not axes[dim].factors]
+        others = [dim for dim in rest if dim not in holds_channels and dim not in positions]
+        if others:
+            # If the channels are known, an argument's other dimensions are what the model goes
+            # along.
+            if len(holds_channels) != 1:
+                return None
+            for dim in others:
+                if axes[dim].kind is not None or not axes[dim].sources - {PARAMETER}:
+                    return None
+        elif not positions and len(rest) > 1:
+            return None
+        return cls._made(axes, samples[0], sorted(positions + others))
+
+    @classmethod
+    def _made(cls, axes: Sequence[Axis], samples: int, positions: Sequence[int]) -> Layout:
+        found = [axes[dim] for dim in positions]
+        return cls(
+            len(axes),
+            samples,
+            tuple(positions),
+            tuple(axis.sources - {PARAMETER} for axis in found),
+            tuple(axis.within - {PARAMETER} for axis in found),
+            tuple(axis.joined for axis in found),
+            tuple(bool(axis.origin) for axis in found),
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kedge.features.dataset.folder.formats.format import (
+from kedge.features.dataset.folder.formats import (
     Shard,
     ValuesInMemory,
     as_raw,
     as_written,
     numpy_pieces,
+    type_name,
 )
 from kedge.json_input.reading import parse
 
@@ -37,33 +39,34 @@ class Parquet:
         texts = shard.about.get("texts", {})
         if KEY in {**texts, **shard.columns}:
             raise ValueError(
-                f"a site or field cannot be called {KEY!r} in Parquet, as this column holds the samples' keys; rename it"
+                f"a site or field cannot be called {KEY!r} in Parquet, as this column "
+                "holds the samples' keys; rename it"
             )
-        arrays = {
-            name: pa.array(some, pa.string())
-            for name, some in {KEY: shard.about["keys"], **texts}.items()
-        }
+        arrays = {KEY: pa.array(shard.about["keys"], pa.string())}
+        for name, some in texts.items():
+            arrays[name] = pa.array(some, pa.string())
         sites = {}
         for name, pieces in shard.columns.items():
-            if pieces[0].is_complex():
+            dtype, shape = pieces[0].dtype, list(pieces[0].shape[1:])
+            if dtype.is_complex:
                 raise ValueError(
-                    f"{name} is of {pieces[0].dtype}, which Parquet cannot hold; cast it in the site's transform"
+                    f"{name} is of {dtype}, which Parquet cannot hold; cast it in the "
+                    "site's transform"
                 )
-            values = numpy_pieces(pieces)
-            arrays[name] = pa.chunked_array([_flat(value) for value in values])
-            sites[name] = [list(pieces[0].shape[1:]), str(pieces[0].dtype).removeprefix("torch.")]
+            arrays[name] = pa.chunked_array([_flat(piece) for piece in numpy_pieces(pieces)])
+            sites[name] = [shape, type_name(dtype)]
         about = json.dumps({**shard.about, "sites": sites})
         table = pa.table(arrays).replace_schema_metadata({ABOUT: about})
         pq.write_table(table, path, compression="zstd")
 
     def about(self, path: Path) -> dict[str, Any]:
-        """Return a shard's description."""
+        """Return a shard's description, with the shape and the dtype of each site."""
         about: dict[str, Any] = parse((pq.read_schema(path).metadata or {})[ABOUT], exact=True)
         return about
 
-    def open(self, path: Path, sites: Mapping[str, Any]) -> OpenColumns:
+    def open(self, path: Path) -> OpenColumns:
         """Open a shard."""
-        return OpenColumns(path, sites)
+        return OpenColumns(path, self.about(path).get("sites", {}))
 
 
 class OpenColumns:
@@ -81,13 +84,13 @@ class OpenColumns:
         """Return the values of a site."""
         shape, dtype = self._sites[site]
         column = pq.read_table(self._path, columns=[site]).column(0).combine_chunks()
-        width = int(np.prod(shape))
-        values = column.flatten() if shape else column
-        array = (
-            values.to_numpy(zero_copy_only=False).reshape(len(column), *shape)
-            if width
-            else np.empty((len(column), *shape))
-        )
+        count = len(column)
+        if not math.prod(shape):
+            array = np.empty((count, *shape))
+        elif shape:
+            array = column.flatten().to_numpy(zero_copy_only=False).reshape(count, *shape)
+        else:
+            array = column.to_numpy(zero_copy_only=False)
         written = as_written(np.array(array), dtype)
         return ValuesInMemory(written.dtype, as_raw(written))
 
@@ -96,7 +99,7 @@ def _flat(values: Any) -> Any:
     """Return a column of lists of one length; of plain numbers if a sample is a single number."""
     if values.ndim == 1:
         return pa.array(values)
-    width = int(np.prod(values.shape[1:]))
+    width = math.prod(values.shape[1:])
     if not width:  # Parquet's fixed-size lists cannot be empty
         return pa.array([[]] * len(values), pa.list_(pa.from_numpy_dtype(values.dtype)))
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), width)

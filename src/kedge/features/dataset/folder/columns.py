@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge.features.dataset.folder.stored.rows import RowIndex, one_shape
-from kedge.features.dataset.folder.stored.shard import Numbers
+from kedge.features.dataset.folder.formats import type_name
+from kedge.features.dataset.folder.samples import RowIndex, one_shape
+from kedge.features.dataset.folder.stored_shard import Numbers
 
 _AT_ONCE = 1024  # samples that are read together when a column is iterated
 
@@ -79,7 +80,9 @@ class FeatureColumn:
     def numpy(self) -> NDArray[Any]:
         """Return the whole column as an array; bfloat16, which NumPy lacks, becomes float32."""
         values = self.tensor()
-        array: NDArray[Any] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+        if values.dtype == torch.bfloat16:
+            values = values.float()
+        array: NDArray[Any] = values.numpy()
         return array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -91,7 +94,7 @@ class FeatureColumn:
         return self._where.several(self.name, self.dtype, samples)
 
     def __repr__(self) -> str:
-        return f"Column({self.name!r}, {len(self):,} samples, {str(self.dtype).removeprefix('torch.')})"
+        return f"Column({self.name!r}, {len(self):,} samples, {type_name(self.dtype)})"
 
 
 class StoredTexts(Sequence[str]):
@@ -118,7 +121,9 @@ class StoredTexts(Sequence[str]):
 
     def __getitem__(self, which: int | Several) -> str | list[str]:
         found = _chosen(which, len(self), self.name)
-        return self._texts(np.array([found]))[0] if isinstance(found, int) else self._texts(found)
+        if isinstance(found, int):
+            return self._where.texts(self.name, np.array([found]))[0]
+        return self._where.texts(self.name, found)
 
     def __getitems__(self, samples: Sequence[int]) -> list[str]:
         """Return the texts of several samples, as PyTorch's loaders ask for those of a batch."""
@@ -133,9 +138,6 @@ class StoredTexts(Sequence[str]):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
-
-    def _texts(self, samples: Numbers) -> list[str]:
-        return self._where.texts(self.name, samples)
 
     def __repr__(self) -> str:
         return f"Column({self.name!r}, {len(self):,} samples, text)"
@@ -167,15 +169,14 @@ def _chosen(which: Any, length: int, name: str) -> int | Numbers:
             f"{which!r} is none of these; index the tensor of a sample instead, as in column[3][0]",
         )
     array = which.cpu().numpy() if isinstance(which, Tensor) else np.asarray(which)
-    if not array.ndim and array.dtype.kind in "iu":
+    is_whole = array.dtype.kind in "iu"
+    if not array.ndim and is_whole:
         return _chosen(int(array), length, name)
     if array.dtype.kind == "b" and array.shape == (length,):
         return np.flatnonzero(array)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise _cannot(
-            name,
-            f"this is of {array.dtype} and the shape {list(array.shape)}, for {length} samples",
-        )
+    if array.ndim != 1 or (array.size and not is_whole):
+        shape = list(array.shape)
+        raise _cannot(name, f"this is of {array.dtype} and the shape {shape}, for {length} samples")
     numbers = array.astype(np.int64)
     beyond = (numbers < -length) | (numbers >= length)
     if beyond.any():
@@ -189,5 +190,6 @@ def _no_sample(name: str, length: int, number: Any) -> IndexError:
 
 def _cannot(name: str, found: str) -> IndexError:
     return IndexError(
-        f"samples of {name!r} are chosen by a number, a slice, a list of numbers, or a mask: {found}"
+        f"samples of {name!r} are chosen by a number, a slice, a list of numbers, or a "
+        f"mask: {found}"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,13 @@ import torch
 import zarr
 from numpy.typing import NDArray
 
-from kedge.features.dataset.folder.formats.format import Shard, as_raw, as_written, numpy_pieces
+from kedge.features.dataset.folder.formats import (
+    Shard,
+    as_raw,
+    as_written,
+    numpy_pieces,
+    type_name,
+)
 
 #: The approximate size of a chunk in bytes.
 CHUNK = 4 << 20
@@ -36,22 +41,23 @@ class Zarr:
         sites = {}
         for number, (name, pieces) in enumerate(shard.columns.items()):
             arrays = numpy_pieces(pieces)
-            shape, dtype = (shard.rows, *arrays[0].shape[1:]), arrays[0].dtype
+            dtype = arrays[0].dtype
+            shape = (shard.rows, *arrays[0].shape[1:])
             chunks = _chunks(shape, dtype)
             made = group.create_array(f"site{number}", shape=shape, dtype=dtype, chunks=chunks)
             made.attrs["site"] = name
             _fill(made, arrays, chunks[0])
-            sites[name] = [f"site{number}", str(pieces[0].dtype).removeprefix("torch.")]
+            sites[name] = [f"site{number}", type_name(pieces[0].dtype)]
         group.attrs["kedge"] = {**shard.about, "sites": sites}
 
     def about(self, path: Path) -> dict[str, Any]:
-        """Return a shard's description."""
+        """Return a shard's description, with the name of the array and the dtype of each site."""
         about: dict[str, Any] = _opened(path).attrs["kedge"]  # type: ignore[assignment]
         return about
 
-    def open(self, path: Path, sites: Mapping[str, Any]) -> OpenGroup:
+    def open(self, path: Path) -> OpenGroup:
         """Open a shard."""
-        return OpenGroup(_opened(path), sites)
+        return OpenGroup(_opened(path))
 
 
 class OpenGroup:
@@ -59,11 +65,12 @@ class OpenGroup:
 
     Args:
         group: The group.
-        sites: For each site the name of its array and the dtype.
     """
 
-    def __init__(self, group: zarr.Group, sites: Mapping[str, Any]) -> None:
-        self._group, self._sites = group, sites
+    def __init__(self, group: zarr.Group) -> None:
+        about: Any = group.attrs["kedge"]
+        self._group = group
+        self._sites: dict[str, Any] = about.get("sites", {})
 
     def values(self, site: str) -> OpenArray:
         """Return the values of a site.
@@ -76,7 +83,8 @@ class OpenGroup:
         array: Any = self._group[name]
         if array.chunks != _chunks(array.shape, array.dtype):
             raise ValueError(
-                f"{name} has the shape {array.shape} in chunks of {array.chunks}, which is not as written"
+                f"{name} has the shape {array.shape} in chunks of {array.chunks}, "
+                "which is not as written"
             )
         return OpenArray(array, dtype)
 
@@ -123,7 +131,8 @@ def _fill(array: Any, pieces: list[Any], rows: int) -> None:
 def _opened(path: Path) -> zarr.Group:
     """Open a shard for reading, if it has files and folders alone: zarr would wait for a FIFO, or read a device for ever."""
     for entry in path.rglob("*"):
-        if not stat.S_ISREG(mode := entry.lstat().st_mode) and not stat.S_ISDIR(mode):
+        mode = entry.lstat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise ValueError(f"{entry} is not a file")
     return zarr.open_group(path, mode="r", zarr_format=3)
 

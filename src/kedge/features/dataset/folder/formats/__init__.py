@@ -1,1 +1,0 @@
-"""The formats of shards on the disk: one module for each."""

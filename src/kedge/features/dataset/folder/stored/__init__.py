@@ -1,1 +1,0 @@
-"""Reading of stored shards: the samples in their order, and the columns of their values and texts."""

@@ -32,8 +32,8 @@ class Faulty(nn.Module):
         """Pass through all parts but one."""
         x = self.part("cut")(x).detach()
         x = self.part("kept")(x)
-        x = self.part("head")(x)
-        return x
+        result: Tensor = self.part("head")(x)
+        return result
 
 
 def judged(ending: str) -> tuple[Recording, list[Finding]]:

@@ -30,7 +30,10 @@ class Faulty(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pass through all parts but one."""
-        return self.part("head")(self.part("kept")(self.part("cut")(x).detach()))
+        x = self.part("cut")(x).detach()
+        x = self.part("kept")(x)
+        result: Tensor = self.part("head")(x)
+        return result
 
 
 def judged(ending: str) -> tuple[Recording, list[Finding]]:

@@ -31,6 +31,8 @@ from kedge.watch.steps.allowed_time import AllowedTime
 from kedge.watch.steps.kind_costs import KindCosts
 from kedge.watch.steps.spacing import ALWAYS, FIRST_STEPS, Spacing
 
+_FOR_THE_FIRST = 10.0
+"""Seconds of watching up to which the first few steps are measured."""
 _AT_ONCE = 1.0
 """Seconds of watching up to which a step that is no landmark need not be earned."""
 _LONGEST_SKIPPED, _LONGEST_GUARDED = 4096, 16
@@ -168,7 +170,9 @@ class Budget:
         else:
             cost, left = self._measuring(now)
             is_due = self._is_due(step, cost, left)
-            is_paid_at_once = step < ALWAYS or self.pays_for(cost, now)
+            is_paid_at_once = self.pays_for(cost, now)
+            if step < ALWAYS:
+                is_paid_at_once = self.seconds + cost <= _FOR_THE_FIRST
             self._is_apart = self.spacing.is_landmark(step) and is_paid_at_once
             if self._is_apart or self._wished or is_due:
                 self.kind = StepKind.MEASURED

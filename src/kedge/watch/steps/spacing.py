@@ -10,8 +10,9 @@ of the others.
 # Note [Landmarks]
 A run whose measured steps are dear is still to be judged by its beginning and by its course, however
 long it turns out to be. So some steps are measured if the limit of the whole run pays for them at
-once: the first five, whatever they cost; five more of the first forty; and later ever fewer, at
-twice and at three times the powers of two of `every`, such as 40, 60, 80, 120, 160 and 240.
+once: five more of the first forty, and later ever fewer, at twice and at three times the powers of
+two of `every`, such as 40, 60, 80, 120, 160 and 240. The first five are measured even if they cost
+more than that, up to ten seconds in all.
 
 # Note [Steps of the other optimizers]
 An optimizer that does not end the run's steps may step in one of five, and never in a measured one:
@@ -28,7 +29,7 @@ from collections.abc import Callable
 FIRST_STEPS = 40
 """Steps that are all measured if that is cheap."""
 ALWAYS = 5
-"""Steps that are measured whatever they cost."""
+"""Steps that are measured even if they cost more than the limit."""
 _EARLY = (8, 12, 16, 24, 32)
 """Other landmarks in the first steps."""
 

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 
 class SitesCommand:
-    """List the sites of a program's models, and the kinds of values that can be recorded there.
-
-    Each module and parameter is one.
+    """List the sites of a program's models: each module and parameter, and the kinds of values that can be recorded there.
 
     The program runs as under python until the end of its first step, and is then stopped.
     Its output goes to stderr, so that stdout contains only the list. With --ops, a program

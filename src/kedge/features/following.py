@@ -11,8 +11,16 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from kedge.features.arguments import Arguments
-from kedge.features.dimensions import PARAMETER, Axes, Axis, channels, reshaped, together
+from kedge.features.dimensions import (
+    PARAMETER,
+    Arguments,
+    Axes,
+    Axis,
+    channels,
+    of_parameter,
+    reshaped,
+    together,
+)
 from kedge.flow import Event
 from kedge.hooks.session import Session
 from kedge.sites.site import escape
@@ -112,7 +120,9 @@ class Operation:
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         """Return an argument that may be given by position or by name."""
-        return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+        if len(self.args) > place:
+            return self.args[place]
+        return self.kwargs.get(name, default)
 
     def dim(self, place: int, count: int) -> int:
         """Return the dimension in an argument, counted from the front."""
@@ -130,7 +140,10 @@ class Operation:
 
     def remade(self, dims: set[int]) -> list[Axis]:
         """Return the dimensions of the first operand, some of them with other elements."""
-        return [axis.remade() if at in dims else axis for at, axis in enumerate(self.mine)]
+        axes = list(self.mine)
+        for dim in dims:
+            axes[dim] = axes[dim].remade()
+        return axes
 
 
 Rule: TypeAlias = Callable[[Operation, Tensor], list[Axis] | None]
@@ -204,7 +217,9 @@ def _elementwise(operation: Operation, result: Tensor) -> list[Axis] | None:
 
 def _windows(operation: Operation, result: Tensor) -> list[Axis]:
     """Convolutions, and pooling, padding and resizing of images: channels in dimension 1, positions behind them."""
-    value, mine, name = operation.value, operation.mine, operation.name
+    name = operation.name
+    value = operation.value
+    mine = operation.mine
     digits = re.search(r"([123])d", name)
     spatial = int(digits[1]) if digits else value.dim() - 2
     lead = value.dim() - spatial - 1
@@ -215,7 +230,8 @@ def _windows(operation: Operation, result: Tensor) -> list[Axis]:
         positions = Axis("positions", within=mine[2].origin | mine[3].origin)
         return [mine[0], channels(), positions]
     made = channels() if "conv" in name else mine[lead]
-    places = zip(mine[lead + 1 :], value.shape[lead + 1 :], result.shape[lead + 1 :], strict=True)
+    behind = slice(lead + 1, None)
+    places = zip(mine[behind], value.shape[behind], result.shape[behind], strict=True)
     return [*mine[:lead], made, *(_resized(*place) for place in places)]
 
 
@@ -244,7 +260,9 @@ def _linear(operation: Operation, result: Tensor) -> list[Axis]:
 
 def _product(operation: Operation, result: Tensor) -> list[Axis]:
     """Products of two batches of matrices, as in attention."""
-    left, right = operation.args[1:3] if operation.name == "baddbmm" else operation.args[:2]
+    left, right = operation.args[:2]
+    if operation.name == "baddbmm":
+        left, right = operation.args[1:3]
     ours, theirs = operation.axes.of(left), operation.axes.of(right)
     last = theirs[2]
     if last.kind is None:
@@ -398,7 +416,7 @@ def _indexed(operation: Operation, result: Tensor) -> list[Axis] | None:
 
 def _made(operation: Operation, result: Tensor) -> list[Axis]:
     """Tensors that come from no argument."""
-    return [Axis(sources=frozenset({PARAMETER})) for _ in range(result.dim())]
+    return of_parameter(result)
 
 
 def _unknown(operation: Operation, result: Tensor) -> None:

@@ -26,7 +26,7 @@ from kedge.features.dataset.folder.files import entries
 from kedge.features.dataset.folder.formats import Safetensors
 from kedge.features.dataset.folder.manifest import settle, types_of
 from kedge.features.dataset.folder.writing import Shards
-from kedge.features.dataset.ranks import SharingRank
+from kedge.features.dataset.options import SharingRank
 from kedge.features.extract import extract
 from kedge.stderr import SpacedLines
 from tests.features.dataset.imagesets import (

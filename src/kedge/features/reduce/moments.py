@@ -229,8 +229,8 @@ def frechet_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
         )
     apart = (a["mean"] - b["mean"]).square().sum()
     roots = torch.linalg.svdvals(_root(a["covariance"]) @ _root(b["covariance"])).sum()
-    traces = a["covariance"].trace() + b["covariance"].trace()
-    return max(0.0, float(apart + traces - 2 * roots))
+    variances = a["covariance"].trace() + b["covariance"].trace()
+    return max(0.0, float(apart + variances - 2 * roots))
 
 
 def _is_usable(result: Mapping[str, Any]) -> bool:

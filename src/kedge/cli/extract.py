@@ -18,8 +18,7 @@ from kedge.errors import ScriptError
 if TYPE_CHECKING:
     from kedge.features.dataset.folder.reading import FeatureSet
     from kedge.features.dataset.keys_and_fields import Field
-    from kedge.features.dataset.options import Options
-    from kedge.features.dataset.ranks import SharingRank
+    from kedge.features.dataset.options import Options, SharingRank
 
 #: The samples of a batch.
 BATCH_SIZE = 64
@@ -205,7 +204,7 @@ class ExtractCommand:
     def run(self, args: argparse.Namespace) -> int:
         """Write the folder, and print a summary."""
         from kedge.features.dataset import extract_dataset
-        from kedge.features.dataset.ranks import SharingRank
+        from kedge.features.dataset.options import SharingRank
         from kedge.features.extract import extract
 
         _must_be_at_least(
@@ -446,7 +445,7 @@ def _dtype(name: str | None) -> Any:
 def _print(found: FeatureSet, rank: SharingRank) -> None:
     """Print a summary of the folder; if other processes may still be writing, of this one's part."""
     from kedge.features.dataset import open_features
-    from kedge.features.dataset.ranks import wait_for_others
+    from kedge.features.dataset.options import wait_for_others
 
     if not wait_for_others(rank):
         mine = found.written_by(rank.rank)

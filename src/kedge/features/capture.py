@@ -31,8 +31,7 @@ from kedge.errors import (
     SelectorError,
     StopForward,
 )
-from kedge.features.arguments import Arguments
-from kedge.features.dimensions import Axes, Axis, Layout
+from kedge.features.dimensions import Arguments, Axes, Axis, Layout
 from kedge.features.pooling import Pool
 from kedge.flow import Act, Event
 from kedge.kept_tensor import KeptTensor
@@ -95,13 +94,15 @@ class Wanted:
     def make(self, number: int, value: Tensor) -> Any:
         """Return the transformed and moved value to keep."""
         transform = self.transforms[number]
-        return self.moved(value if transform is None else transform(value))
+        made = value if transform is None else transform(value)
+        return self.moved(made)
 
     def moved(self, made: Any) -> Any:
         """Return a value on the device and in the dtype in which values are kept."""
         if self.device is None and self.dtype is None:
             return made
-        return leaves.put(made, {name: self._put(leaf) for name, leaf in leaves.find(made)})
+        kept = {name: self._put(leaf) for name, leaf in leaves.find(made)}
+        return leaves.put(made, kept)
 
     def _put(self, value: Tensor) -> Tensor:
         dtype = value.dtype
@@ -253,7 +254,10 @@ class ForwardCapture:
     def __init__(
         self, wanted: Wanted, plan: CapturePlan | None, pooling: PoolingOfCall | None = None
     ) -> None:
-        self.wanted, self.plan, self.over, self.pooling = wanted, plan, False, pooling
+        self.wanted = wanted
+        self.plan = plan
+        self.pooling = pooling
+        self.over = False
         self.plain = wanted.plain
         self.count = -1
         if plan is not None and plan.stops:
@@ -321,8 +325,8 @@ class ForwardCapture:
 
     def joined(self) -> dict[ValueKey, Taken]:
         """Return the values of all threads, with those of replicas joined along their first dimension."""
-        parts: dict[ValueKey, list[Taken]] = {key: [took] for key, took in self.values.items()}
-        for values in self.replicas.values():
+        parts: dict[ValueKey, list[Taken]] = {}
+        for values in (self.values, *self.replicas.values()):
             for key, took in values.items():
                 parts.setdefault(key, []).append(took)
         joined: dict[ValueKey, Taken] = {}
@@ -344,13 +348,14 @@ class Replica:
 
     def take(self, key: ValueKey, value: Tensor, event: Event) -> None:
         """Store a value."""
-        transform = self.call.wanted.transforms[key.number]
-        if self.call.pooling is not None and isinstance(transform, Pool):
+        call = self.call
+        transform = call.wanted.transforms[key.number]
+        if call.pooling is not None and isinstance(transform, Pool):
             raise ExtractError(
                 "the model ran in several threads, and the dimensions of its values "
                 "are followed in one; give a function of your own as the transform"
             )
-        self.values[key] = self.call.keep(key, value)
+        self.values[key] = call.keep(key, value)
 
 
 class Nowhere:
@@ -385,14 +390,16 @@ def _apart(value: Tensor, source: Tensor) -> Tensor:
 def _join(tooks: list[Taken]) -> TransformedValue:
     """Return the parts of one value joined on the device of the first."""
     values = [took.as_taken for took in tooks]
-    if any(took.lost for took in tooks) or not all(isinstance(v, Tensor) for v in values):
+    are_tensors = all(isinstance(value, Tensor) for value in values)
+    if not are_tensors or any(took.lost for took in tooks):
         raise ExtractError(
             "the model ran in several threads, and their values cannot be joined: they "
             "are not tensors, or were overwritten; let the transform return a tensor "
             "with the samples along its first dimension"
         )
     moved = [value.to(values[0].device) for value in values]
-    return TransformedValue(torch.cat(moved) if moved[0].dim() else torch.stack(moved))
+    together = torch.cat(moved) if moved[0].dim() else torch.stack(moved)
+    return TransformedValue(together)
 
 
 class CaptureOnThread(threading.local):
@@ -410,7 +417,10 @@ class CaptureAction:
     def __init__(
         self, number: int, keys: ValueKeys, here: CaptureOnThread, adopt: Callable[[], Any]
     ) -> None:
-        self.number, self.keys, self.here, self.adopt = number, keys, here, adopt
+        self.number = number
+        self.keys = keys
+        self.here = here
+        self.adopt = adopt
 
     def __repr__(self) -> str:
         """Return the action as messages show it."""

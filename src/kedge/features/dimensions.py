@@ -1,4 +1,4 @@
-"""The dimensions of the tensors in a forward.
+"""The dimensions of the tensors in a forward, and of its arguments and their masks.
 
 # Note [What a dimension is]
 A shape does not say which dimension holds the channels: ``[8, 17, 32]`` may be 17 tokens of 32
@@ -11,17 +11,30 @@ stays unknown, and nothing is inferred from sizes.
 A dimension of positions also keeps the arguments' dimensions that it corresponds to, element by
 element, so that ``attention_mask`` is applied to the tokens of ``input_ids`` alone: not to those of
 a decoder that happen to be as many, and not to frames that a convolution has made of them.
+
+# Note [Masks]
+A mask is known by its name, because its numbers do not say whether True is a token or padding:
+``attention_mask`` has 1 for tokens, as in transformers; ``key_padding_mask`` has True for padding,
+as in `torch.nn`; ``lengths`` has the number of tokens of each sample. What precedes that in the
+name says to which arguments it belongs: ``decoder_attention_mask`` to ``decoder_input_ids``,
+``src_key_padding_mask`` to ``src``. Other masks are not applied, and that is said.
 """
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
+from kedge.sites import leaves
 from kedge.torch_internals.module_tables import buffers_in, parameters_in
 
 Kind = Literal["samples", "channels", "positions", "mixed"]
@@ -132,6 +145,11 @@ def _merged(parts: Sequence[tuple[Axis, int]]) -> Axis:
     return Axis(kind, within=within, factors=tuple(parts))
 
 
+def of_parameter(value: Tensor) -> list[Axis]:
+    """Return new dimensions for a tensor that comes from no argument."""
+    return [Axis(sources=frozenset({PARAMETER})) for _ in range(value.dim())]
+
+
 _Place: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
@@ -174,17 +192,21 @@ class Axes:
     def put_parameters(self, model: nn.Module) -> None:
         """Note that a model's parameters and buffers come from no argument."""
         for tensor in (*parameters_in(model).values(), *buffers_in(model).values()):
-            self.put(tensor, [Axis(sources=frozenset({PARAMETER})) for _ in range(tensor.dim())])
+            self.put(tensor, of_parameter(tensor))
 
 
 def _place(value: Tensor) -> _Place | None:
     try:
-        address, shape, steps = value.data_ptr(), tuple(value.shape), value.stride()
+        address = value.data_ptr()
+        shape = tuple(value.shape)
+        steps = value.stride()
     except (RuntimeError, NotImplementedError):
         return None  # nested, sparse, without memory, or a library's own
     if not address:
         return None
-    return address, shape, tuple(step * (size > 1) for size, step in zip(shape, steps, strict=True))
+    # The step along a dimension of size 1 says nothing.
+    strides = [step * (size > 1) for size, step in zip(shape, steps, strict=True)]
+    return address, shape, tuple(strides)
 
 
 #: Values of so many dimensions have no positions: [samples, channels].
@@ -261,3 +283,165 @@ class Layout:
             tuple(axis.joined for axis in found),
             tuple(bool(axis.origin) for axis in found),
         )
+
+
+_MASK = re.compile(r"(?:(.+)_)?(attention_mask|key_padding_mask|lengths?)")
+_MATRIX = 2
+
+_SAMPLES: ContextVar[int | None] = ContextVar("samples", default=None)
+
+
+@contextmanager
+def batch_of(samples: int) -> Iterator[None]:
+    """Context of a call with so many samples."""
+    before = _SAMPLES.set(samples)
+    try:
+        yield
+    finally:
+        _SAMPLES.reset(before)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A mask of the tokens of some arguments; see Note [Masks].
+
+    Attributes:
+        name: The argument.
+        kept: Which positions are tokens, ``[samples, positions]``.
+        covers: The arguments' dimensions of these positions.
+    """
+
+    name: str
+    kept: Tensor
+    covers: frozenset[Source]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The tensors among the arguments of a call.
+
+    Attributes:
+        tensors: The tensors by name.
+        samples: The number of samples in the call.
+        counted: Whether that number is known, from the data set or a mask; else it is the size of
+            the first dimension.
+    """
+
+    tensors: Mapping[str, Tensor]
+    samples: int | None
+    counted: bool
+
+    @classmethod
+    def of(cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+        """Return the arguments of a call of a model."""
+        try:
+            bound = inspect.signature(model.forward).bind(*args, **kwargs)
+            named = {**bound.arguments}
+            for parameter in bound.signature.parameters.values():
+                if parameter.kind is parameter.VAR_KEYWORD:
+                    named |= named.pop(parameter.name, {})
+        except (TypeError, ValueError):
+            # A forward without a signature, or a call that it will refuse.
+            by_place = {str(place): value for place, value in enumerate(args)}
+            named = {**by_place, **kwargs}
+        tensors: dict[str, Tensor] = {}
+        masks: list[Tensor] = []
+        for given, each in named.items():
+            for name, value in leaves.find(each, given):
+                if value.is_nested:
+                    continue
+                tensors[name] = value
+                if value.dim() == _MATRIX and _MASK.fullmatch(_word(name)):
+                    masks.append(value)
+        samples = _SAMPLES.get()
+        counted = samples is not None or bool(masks)
+        if samples is None:
+            first = [value for value in (*masks, *tensors.values()) if value.dim()]
+            samples = len(first[0]) if first else None
+        return cls(tensors, samples, counted)
+
+    @property
+    def structure(self) -> tuple[tuple[str, int], ...]:
+        """The names of the tensors with their numbers of dimensions."""
+        dims = [(name, value.dim()) for name, value in self.tensors.items()]
+        return tuple(sorted(dims))
+
+    def sample_dim(self, value: Tensor) -> int | None:
+        """Return the dimension of the samples in an argument; None if it has none."""
+        for dim in range(min(2, value.dim())):
+            if value.shape[dim] == self.samples:
+                return dim
+        return None
+
+    def masks(self) -> list[Mask]:
+        """Return the masks among the arguments."""
+        matches = {name: _MASK.fullmatch(_word(name)) for name in self.tensors}
+        prefixes = tuple(match[1] for match in matches.values() if match and match[1])
+        found = []
+        for name, match in matches.items():
+            if match is None:
+                continue
+            prefix = match[1] or ("decoder", *prefixes)
+            has_prefix = [name for name in self.tensors if _word(name).startswith(prefix)]
+            mine = has_prefix
+            if not match[1]:
+                mine = [name for name in self.tensors if name not in has_prefix]
+            mask = self._mask(name, match[2], mine)
+            if mask is not None:
+                found.append(mask)
+        return found
+
+    def unused_masks(self) -> list[str]:
+        """Return the names of masks of positions whose meaning is not known."""
+        known = {mask.name for mask in self.masks()}
+        others = [value for name, value in self.tensors.items() if "mask" not in name]
+        shapes = {tuple(value.shape[:2]) for value in others}
+        unused = []
+        for name, value in self.tensors.items():
+            is_mask = "mask" in _word(name) and value.dim() == _MATRIX
+            if is_mask and name not in known and tuple(value.shape) in shapes:
+                unused.append(name)
+        return unused
+
+    def _mask(self, name: str, kind: str, covered: Sequence[str]) -> Mask | None:
+        """Return a mask that may cover positions of some arguments; None if it is of another form."""
+        value = self.tensors[name]
+        if not value.dim() or len(value) != self.samples:
+            return None
+        if not kind.startswith("length"):
+            if value.dim() != _MATRIX:
+                return None
+            if value.is_floating_point() and bool((value < 0).any()):
+                kept = value == 0  # added to attention: 0 for tokens
+            elif kind == "key_padding_mask":
+                kept = value == 0
+            else:
+                kept = value != 0
+            return Mask(name, kept, self._covered(covered, value.shape[1]))
+
+        if value.dim() != 1 or value.is_floating_point() or not len(value):
+            return None
+        # They are lengths of the argument that the longest sample fills.
+        longest = int(value.max())
+        for other in sorted(covered):
+            dim = self.sample_dim(self.tensors[other])
+            if dim is None or self.tensors[other].dim() < _MATRIX:
+                continue
+            size = self.tensors[other].shape[1 - dim]
+            if size >= longest:
+                kept = torch.arange(size, device=value.device) < value[:, None]
+                return Mask(name, kept, self._covered(covered, size))
+        return None
+
+    def _covered(self, names: Sequence[str], positions: int) -> frozenset[Source]:
+        shapes = ((self.samples, positions), (positions, self.samples))
+        covered = set()
+        for name in names:
+            shape = tuple(self.tensors[name].shape[:2])
+            if shape in shapes:
+                covered.add((name, 1 - shapes.index(shape)))
+        return frozenset(covered)
+
+
+def _word(name: str) -> str:
+    return name.rpartition(".")[2]

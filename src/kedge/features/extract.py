@@ -77,7 +77,8 @@ class Features(nn.Module):
         """
         # Half of the import time of kedge.features.
         engine: Any = import_module("kedge.features.dataset")
-        written: FeatureSet = engine.extract_dataset(self, loader, out, engine.Options(**options))
+        settings = engine.Options(**options)
+        written: FeatureSet = engine.extract_dataset(self, loader, out, settings)
         return written
 
     def held(self) -> AbstractContextManager[None]:
@@ -87,14 +88,16 @@ class Features(nn.Module):
     @property
     def work(self) -> FeatureForward:
         """The object that captures the values; a copy of these features creates its own."""
-        if self._work is None or not (self._work.root is self.model or is_replica(self)):
-            self._work = FeatureForward(self.model, self.wanted)
-        return self._work
+        work = self._work
+        if work is None or not (work.root is self.model or is_replica(self)):
+            work = self._work = FeatureForward(self.model, self.wanted)
+        return work
 
     @property
     def names(self) -> tuple[str, ...]:
         """The selectors under their new names; a selector for several values has several names in the result."""
-        return tuple(self.wanted.rename.get(text, text) for text in self.wanted.texts)
+        rename = self.wanted.rename
+        return tuple(rename.get(text, text) for text in self.wanted.texts)
 
     def extra_repr(self) -> str:
         """Return the names, separated by commas."""
@@ -202,8 +205,10 @@ def extract(
         raise ExtractError(
             f"dtype={described(dtype)}: give a torch.dtype, such as dtype=torch.float16"
         )
+    place: torch.device | None = None
     try:
-        place = torch.device(device or "cpu")
+        if device is not None:
+            place = torch.device(device or "cpu")
     except (RuntimeError, TypeError) as error:
         raise ExtractError(
             f'device={described(device)} is not a device; give one such as "cpu" or "cuda"'
@@ -231,7 +236,7 @@ def extract(
         {**names, **(rename or {})},
         early_stop,
         no_grad,
-        None if device is None else place,
+        place,
         dtype,
     )
     return Features(model, wanted)

@@ -11,8 +11,16 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from kedge.features.arguments import Arguments
-from kedge.features.dimensions import PARAMETER, Axes, Axis, channels, reshaped, together
+from kedge.features.dimensions import (
+    PARAMETER,
+    Arguments,
+    Axes,
+    Axis,
+    channels,
+    of_parameter,
+    reshaped,
+    together,
+)
 from kedge.flow import Event
 from kedge.hooks.session import Session
 from kedge.sites.site import escape
@@ -82,7 +90,7 @@ def _declare(
 
 
 @dataclass(frozen=True)
-class Operation:
+class FollowedOperation:
     """A call of an operation of PyTorch.
 
     Attributes:
@@ -112,7 +120,9 @@ class Operation:
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         """Return an argument that may be given by position or by name."""
-        return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+        if len(self.args) > place:
+            return self.args[place]
+        return self.kwargs.get(name, default)
 
     def dim(self, place: int, count: int) -> int:
         """Return the dimension in an argument, counted from the front."""
@@ -130,10 +140,13 @@ class Operation:
 
     def remade(self, dims: set[int]) -> list[Axis]:
         """Return the dimensions of the first operand, some of them with other elements."""
-        return [axis.remade() if at in dims else axis for at, axis in enumerate(self.mine)]
+        axes = list(self.mine)
+        for dim in dims:
+            axes[dim] = axes[dim].remade()
+        return axes
 
 
-Rule: TypeAlias = Callable[[Operation, Tensor], list[Axis] | None]
+Rule: TypeAlias = Callable[[FollowedOperation, Tensor], list[Axis] | None]
 """Returns the dimensions of one of an operation's results; None if they are not known."""
 
 
@@ -149,7 +162,7 @@ def follow(
         kwargs: Its arguments by name.
         returned: What it returned.
     """
-    operation = Operation(axes, name.rstrip("_"), args, kwargs, _tensors(returned))
+    operation = FollowedOperation(axes, name.rstrip("_"), args, kwargs, _tensors(returned))
     rule = _rule(operation.name)
     for result in operation.results:
         try:
@@ -185,7 +198,7 @@ def _resized(axis: Axis, before: int, after: int) -> Axis:
     return axis if before == after else axis.remade()
 
 
-def _elementwise(operation: Operation, result: Tensor) -> list[Axis] | None:
+def _elementwise(operation: FollowedOperation, result: Tensor) -> list[Axis] | None:
     """Whatever keeps the places of elements, with broadcasting; of an unknown operation only results like its operands."""
     operands: list[Tensor] = []
     for argument in (*operation.args, *operation.kwargs.values()):
@@ -202,9 +215,11 @@ def _elementwise(operation: Operation, result: Tensor) -> list[Axis] | None:
     return found
 
 
-def _windows(operation: Operation, result: Tensor) -> list[Axis]:
+def _windows(operation: FollowedOperation, result: Tensor) -> list[Axis]:
     """Convolutions, and pooling, padding and resizing of images: channels in dimension 1, positions behind them."""
-    value, mine, name = operation.value, operation.mine, operation.name
+    name = operation.name
+    value = operation.value
+    mine = operation.mine
     digits = re.search(r"([123])d", name)
     spatial = int(digits[1]) if digits else value.dim() - 2
     lead = value.dim() - spatial - 1
@@ -215,11 +230,12 @@ def _windows(operation: Operation, result: Tensor) -> list[Axis]:
         positions = Axis("positions", within=mine[2].origin | mine[3].origin)
         return [mine[0], channels(), positions]
     made = channels() if "conv" in name else mine[lead]
-    places = zip(mine[lead + 1 :], value.shape[lead + 1 :], result.shape[lead + 1 :], strict=True)
+    behind = slice(lead + 1, None)
+    places = zip(mine[behind], value.shape[behind], result.shape[behind], strict=True)
     return [*mine[:lead], made, *(_resized(*place) for place in places)]
 
 
-def _padded(operation: Operation, result: Tensor) -> list[Axis] | None:
+def _padded(operation: FollowedOperation, result: Tensor) -> list[Axis] | None:
     """Padding, slices and selections: other elements along some dimensions."""
     value = operation.value
     if value.dim() != result.dim():
@@ -228,7 +244,7 @@ def _padded(operation: Operation, result: Tensor) -> list[Axis] | None:
     return [_resized(*place) for place in places]
 
 
-def _linear(operation: Operation, result: Tensor) -> list[Axis]:
+def _linear(operation: FollowedOperation, result: Tensor) -> list[Axis]:
     """Products with a matrix of weights: channels last."""
     left, right = operation.args[1:3] if "add" in operation.name else operation.args[:2]
     mine = operation.axes.of(left)
@@ -242,9 +258,11 @@ def _linear(operation: Operation, result: Tensor) -> list[Axis]:
     return [*lead, columns]
 
 
-def _product(operation: Operation, result: Tensor) -> list[Axis]:
+def _product(operation: FollowedOperation, result: Tensor) -> list[Axis]:
     """Products of two batches of matrices, as in attention."""
-    left, right = operation.args[1:3] if operation.name == "baddbmm" else operation.args[:2]
+    left, right = operation.args[:2]
+    if operation.name == "baddbmm":
+        left, right = operation.args[1:3]
     ours, theirs = operation.axes.of(left), operation.axes.of(right)
     last = theirs[2]
     if last.kind is None:
@@ -252,7 +270,7 @@ def _product(operation: Operation, result: Tensor) -> list[Axis]:
     return [together([ours[0], theirs[0]]), ours[1], last]
 
 
-def _attention(operation: Operation, result: Tensor) -> list[Axis] | None:
+def _attention(operation: FollowedOperation, result: Tensor) -> list[Axis] | None:
     if result is not operation.results[0]:
         return None
     mine, values = operation.mine, operation.axes.of(operation.args[2])
@@ -261,7 +279,7 @@ def _attention(operation: Operation, result: Tensor) -> list[Axis] | None:
     return [*lead, mine[-2], values[-1]]
 
 
-def _embedding(operation: Operation, result: Tensor) -> list[Axis]:
+def _embedding(operation: FollowedOperation, result: Tensor) -> list[Axis]:
     """A row of channels for each index."""
     indices = operation.axes.of(operation.args[1])
     for axis in indices[1:] or indices:
@@ -269,7 +287,7 @@ def _embedding(operation: Operation, result: Tensor) -> list[Axis]:
     return [*indices, channels()]
 
 
-def _last_normalized(operation: Operation, result: Tensor) -> list[Axis] | None:
+def _last_normalized(operation: FollowedOperation, result: Tensor) -> list[Axis] | None:
     """Normalization over the last dimensions: if it is one, that is the channels'."""
     shape = operation.args[1]
     if isinstance(shape, (list, tuple)) and len(shape) == 1:
@@ -277,7 +295,7 @@ def _last_normalized(operation: Operation, result: Tensor) -> list[Axis] | None:
     return _as_first(operation, result)
 
 
-def _first_normalized(operation: Operation, result: Tensor) -> list[Axis] | None:
+def _first_normalized(operation: FollowedOperation, result: Tensor) -> list[Axis] | None:
     """Normalization of channels in dimension 1."""
     mine = operation.mine
     if len(mine) > 1:
@@ -287,16 +305,16 @@ def _first_normalized(operation: Operation, result: Tensor) -> list[Axis] | None
     return _as_first(operation, result)
 
 
-def _as_first(operation: Operation, result: Tensor) -> list[Axis] | None:
+def _as_first(operation: FollowedOperation, result: Tensor) -> list[Axis] | None:
     """Results like the first operand."""
     return operation.mine if result.shape == operation.value.shape else None
 
 
-def _reshape(operation: Operation, result: Tensor) -> list[Axis]:
+def _reshape(operation: FollowedOperation, result: Tensor) -> list[Axis]:
     return reshaped(operation.mine, operation.value.shape, result.shape)
 
 
-def _permute(operation: Operation, result: Tensor) -> list[Axis]:
+def _permute(operation: FollowedOperation, result: Tensor) -> list[Axis]:
     mine = operation.mine
     if operation.name == "permute":
         return [mine[at] for at in operation.args[1]]
@@ -307,7 +325,7 @@ def _permute(operation: Operation, result: Tensor) -> list[Axis]:
     return made
 
 
-def _expand(operation: Operation, result: Tensor) -> list[Axis]:
+def _expand(operation: FollowedOperation, result: Tensor) -> list[Axis]:
     value, mine = operation.value, operation.mine
     new = result.dim() - len(mine)
     made = [Axis() for _ in range(new)]
@@ -319,26 +337,26 @@ def _expand(operation: Operation, result: Tensor) -> list[Axis]:
     return made
 
 
-def _unsqueeze(operation: Operation, result: Tensor) -> list[Axis]:
+def _unsqueeze(operation: FollowedOperation, result: Tensor) -> list[Axis]:
     made = list(operation.mine)
     made.insert(operation.args[1] % result.dim(), Axis())
     return made
 
 
-def _squeeze(operation: Operation, result: Tensor) -> list[Axis]:
+def _squeeze(operation: FollowedOperation, result: Tensor) -> list[Axis]:
     shape = operation.value.shape
     dims = operation.dims(operation.argument(1, "dim"))
     gone = {dim for dim in dims if shape[dim] == 1}
     return [axis for at, axis in enumerate(operation.mine) if at not in gone]
 
 
-def _select(operation: Operation, result: Tensor) -> list[Axis]:
+def _select(operation: FollowedOperation, result: Tensor) -> list[Axis]:
     """One element of a dimension, or each."""
     dim = operation.dim(1, operation.value.dim())
     return [axis for at, axis in enumerate(operation.mine) if at != dim]
 
 
-def _split(operation: Operation, result: Tensor) -> list[Axis]:
+def _split(operation: FollowedOperation, result: Tensor) -> list[Axis]:
     value = operation.value
     dim = operation.dim(2, value.dim())
     made = list(operation.mine)
@@ -346,7 +364,7 @@ def _split(operation: Operation, result: Tensor) -> list[Axis]:
     return made
 
 
-def _cat(operation: Operation, result: Tensor) -> list[Axis]:
+def _cat(operation: FollowedOperation, result: Tensor) -> list[Axis]:
     dim = operation.dim(1, result.dim())
     # PyTorch skips an empty [0].
     parts = [part for part in operation.args[0] if part.dim() == result.dim()]
@@ -359,14 +377,14 @@ def _cat(operation: Operation, result: Tensor) -> list[Axis]:
     return made
 
 
-def _stack(operation: Operation, result: Tensor) -> list[Axis]:
+def _stack(operation: FollowedOperation, result: Tensor) -> list[Axis]:
     of_parts = [operation.axes.of(part) for part in operation.args[0]]
     made = [together(axes) for axes in zip(*of_parts, strict=True)]
     made.insert(operation.dim(1, result.dim()), Axis())
     return made
 
 
-def _reduced(operation: Operation, result: Tensor) -> list[Axis] | None:
+def _reduced(operation: FollowedOperation, result: Tensor) -> list[Axis] | None:
     """Sums and their like over some dimensions."""
     place = 2 if operation.name in ("linalg_vector_norm", "norm", "kthvalue") else 1
     given = operation.argument(place, "dim")
@@ -380,12 +398,12 @@ def _reduced(operation: Operation, result: Tensor) -> list[Axis] | None:
     return [axis for at, axis in enumerate(operation.mine) if at not in dims]
 
 
-def _moved(operation: Operation, result: Tensor) -> list[Axis]:
+def _moved(operation: FollowedOperation, result: Tensor) -> list[Axis]:
     """Elements in another order along some dimensions."""
     return operation.remade(operation.dims(operation.args[-1]))
 
 
-def _indexed(operation: Operation, result: Tensor) -> list[Axis] | None:
+def _indexed(operation: FollowedOperation, result: Tensor) -> list[Axis] | None:
     """Elements chosen by indices: dimensions without an index stay, those with one are made of other elements."""
     if operation.name in ("index_select", "gather"):
         return operation.remade({operation.args[1] % max(1, operation.value.dim())})
@@ -396,16 +414,16 @@ def _indexed(operation: Operation, result: Tensor) -> list[Axis] | None:
     return None
 
 
-def _made(operation: Operation, result: Tensor) -> list[Axis]:
+def _made(operation: FollowedOperation, result: Tensor) -> list[Axis]:
     """Tensors that come from no argument."""
-    return [Axis(sources=frozenset({PARAMETER})) for _ in range(result.dim())]
+    return of_parameter(result)
 
 
-def _unknown(operation: Operation, result: Tensor) -> None:
+def _unknown(operation: FollowedOperation, result: Tensor) -> None:
     return None
 
 
-def _restrided(operation: Operation, result: Tensor) -> list[Axis] | None:
+def _restrided(operation: FollowedOperation, result: Tensor) -> list[Axis] | None:
     """A view of any kind; in place PyTorch itself changes only the strides of dimensions of size 1."""
     return operation.mine if result is operation.value else None
 

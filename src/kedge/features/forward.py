@@ -20,7 +20,6 @@ from kedge.errors import (
     SelectorError,
     warn,
 )
-from kedge.features.arguments import Arguments
 from kedge.features.capture import (
     NOWHERE,
     CaptureAction,
@@ -40,7 +39,7 @@ from kedge.features.capture import (
     renamed,
     settled,
 )
-from kedge.features.dimensions import Layout
+from kedge.features.dimensions import Arguments, Layout
 from kedge.features.following import followed
 from kedge.features.pooling import Pool
 from kedge.flow import Event
@@ -48,7 +47,7 @@ from kedge.hooks.session import Session
 from kedge.sites import leaves
 from kedge.sites.language import single
 from kedge.sites.modal import shown_training
-from kedge.sites.site import short
+from kedge.sites.site import Site, short
 from kedge.torch_internals.dynamo import compiles, untraced
 from kedge.torch_internals.module_tables import modules_in, own_buffers, own_parameters
 
@@ -70,7 +69,9 @@ class FeatureForward:
     """
 
     def __init__(self, model: nn.Module, wanted: Wanted) -> None:
-        self.root, self.wanted, self.here = model, wanted, CaptureOnThread()
+        self.root = model
+        self.wanted = wanted
+        self.here = CaptureOnThread()
         self.modules = list(modules_in(model).values())
         self.compiled = any(map(compiles, self.modules))
         if self.compiled and not wanted.no_grad:
@@ -95,8 +96,7 @@ class FeatureForward:
             for number, text in enumerate(wanted.texts):
                 action = CaptureAction(number, keys, self.here, self._adopt)
                 self.hooks.append(self.session.hook(model, text, action))
-            sites = [[tap.site for tap in hooked.taps] for hooked in self.hooks]
-            check(wanted.texts, wanted.rename, sites)
+            check(wanted.texts, wanted.rename, list(map(_sites_of, self.hooks)))
         except BaseException:
             self.session.end(quiet=True)
             raise
@@ -134,19 +134,20 @@ class FeatureForward:
         if pooling is not None and pooling.axes is not None:
             pooling.learn(self.wanted.transforms)
             for key, (shape, _) in pooling.seen.items():
-                transform, took = self.wanted.transforms[key.number], call.values.get(key)
+                transform = self.wanted.transforms[key.number]
+                took = call.values.get(key)
                 if isinstance(transform, Pool) and isinstance(took, UnpooledValue):
-                    value = took.as_taken
+                    value, given = took.as_taken, pooling.given
                     layout = transform.layout(value, pooling.layouts[key], short(key.site))
-                    pooling.described[key] = transform.described(shape, layout, pooling.given)
+                    pooling.described[key] = transform.described(shape, layout, given)
                     made = self.wanted.moved(pooling.pooled(key, transform, value))
                     call.values[key] = TransformedValue(made)
 
         values = call.joined() if call.replicas else call.values
-        if call.plan is not None and values.keys() == call.plan.names.keys():
-            names = call.plan.names
-        else:
-            names = renamed(name_all(self.wanted.texts, values, self.why), self.wanted.rename)
+        names = {} if call.plan is None else call.plan.names
+        if call.plan is None or values.keys() != names.keys():
+            named = name_all(self.wanted.texts, values, self.why)
+            names = renamed(named, self.wanted.rename)
             self._warn_of_silent_sites()
             self._learn(kind, call, names, (args, kwargs))
         if pooling is not None:
@@ -261,9 +262,10 @@ class FeatureForward:
         """Note what a forward teaches about later ones of its kind; see Note [Values that are overwritten]."""
         owned: set[int] = set()
         for module in self.modules:
-            for tensor in (*own_parameters(module).values(), *own_buffers(module).values()):
-                if tensor is not None:
-                    owned |= memory_of(tensor)
+            for table in (own_parameters(module), own_buffers(module)):
+                for tensor in table.values():
+                    if tensor is not None:
+                        owned |= memory_of(tensor)
         for _, tensor in leaves.find(given):
             owned |= memory_of(tensor)
         copied = set() if call.plan is None else set(call.plan.copied)
@@ -286,8 +288,14 @@ class FeatureForward:
         for key in names:
             if key.call and not _has_call(self.wanted.texts[key.number]):
                 return True
-        kinds = {kind.__name__ for module in self.modules for kind in type(module).__mro__}
+        kinds: set[str] = set()
+        for module in self.modules:
+            kinds |= {kind.__name__ for kind in type(module).__mro__}
         return not _SHARDED.isdisjoint(kinds)
+
+
+def _sites_of(hooked: Any) -> list[Site]:
+    return [tap.site for tap in hooked.taps]
 
 
 def _has_call(text: str) -> bool:

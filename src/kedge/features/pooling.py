@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ExtractError
-from kedge.features.arguments import Arguments, Mask
-from kedge.features.dimensions import FLAT, Layout
+from kedge.features.dimensions import FLAT, Arguments, Layout, Mask
 from kedge.short_text import counted
 
 How = Literal["mean", "max", "tokens", "first", "last", "flatten"]
@@ -138,8 +137,9 @@ class Pool:
         if rest:
             said += f" of {_times(rest)} channels"
         for joined in layout.joined:
-            if self.how not in ("first", "last") and len(joined) == 2 and min(joined) < max(joined):
-                said += f" ({min(joined)} of them joined to {max(joined)}, as class tokens are)"
+            few, many = min(joined, default=0), max(joined, default=0)
+            if self.how not in ("first", "last") and len(joined) == 2 and few < many:
+                said += f" ({few} of them joined to {many}, as class tokens are)"
         unused = given.unused_masks()
         if unused and any(layout.sources) and mask is None:
             said += f"; {' and '.join(unused)} is not applied, as its meaning is not known"
@@ -148,7 +148,8 @@ class Pool:
     def _flat_layout(self, value: Tensor) -> Layout:
         positions: list[int] = []
         if self.channels is not None and value.dim() > FLAT:
-            positions = [dim for dim in range(1, value.dim()) if dim != self.channels % value.dim()]
+            channels = self.channels % value.dim()
+            positions = [dim for dim in range(1, value.dim()) if dim != channels]
         count = len(positions)
         nothing = (frozenset[tuple[str, int]](),) * count
         return Layout(
@@ -228,7 +229,8 @@ class Pool:
                 shape[dim] = value.shape[dim]
             count = kept.expand(shape)
             pooled = torch.where(kept, value, 0).sum(positions) / count.sum(positions)
-        return pooled.movedim(layout.samples - sum(dim < layout.samples for dim in positions), 0)
+        gone = sum(dim < layout.samples for dim in positions)
+        return pooled.movedim(layout.samples - gone, 0)
 
     def _one(self, value: Tensor, layout: Layout, kept: Tensor | None) -> Tensor:
         lead = (layout.samples, layout.positions[0])

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from kedge.errors import TableError
 from kedge.features.dataset.compute import BatchComputer, TakesFeatures, bad_sample
-from kedge.features.dataset.folder.columns import FeatureColumn
-from kedge.features.dataset.folder.reading import FeatureSet, open_features
+from kedge.features.dataset.folder.reading import FeatureColumn, FeatureSet, open_features
 from kedge.features.dataset.keys_and_fields import LABELS
 from kedge.features.dataset.loading import BatchSource, sample_by_sample
 from kedge.features.reduce.reducer import ChannelLayout, Positions, numbers
@@ -98,7 +97,8 @@ def feature_table(
         given = labels(loaded.data)
         if given is not None:
             marks.append(_marks(given, len(found.keys)))
-    return columns.table(np.concatenate(marks) if marks else None, keys)
+    y = np.concatenate(marks) if marks else None
+    return columns.table(y, keys)
 
 
 def stored_table(
@@ -172,7 +172,8 @@ class _Columns:
                 "positions='samples': a table has one row for each sample; use 'mean', "
                 "'max' or 'elements'"
             )
-        self.layout, self.dtype = ChannelLayout(positions, channel), dtype
+        self.layout = ChannelLayout(positions, channel)
+        self.dtype = dtype
         self.blocks: dict[str, list[Array]] = {}
         self.names: dict[str, list[str]] = {}
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import kedge
 from kedge.errors import NotFeatures
 from kedge.features.dataset import Options, extract_dataset, open_features
-from kedge.features.dataset.folder import checksums
+from kedge.features.dataset.folder import formats
 from kedge.features.reduce import Mean
 
 pytestmark = pytest.mark.usefixtures("no_threads_of_zarr")
@@ -45,7 +45,7 @@ def test_a_flipped_byte_is_an_error_that_names_its_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One changed bit of a value is reported with the shard and the key; the other samples can still be read."""
-    monkeypatch.setattr(checksums, "BLOCK", 1)  # a checksum for each sample
+    monkeypatch.setattr(formats, "BLOCK", 1)  # a checksum for each sample
     folder = _extract(tmp_path / "out", keys=[f"image {i}" for i in range(40)])
     sound = open_features(folder)["0"].tensor()
     _flip(
@@ -71,7 +71,7 @@ def test_any_rows_are_read_whatever_the_blocks(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With blocks of a few rows, single rows, slices and lists are those of the whole column."""
-    monkeypatch.setattr(checksums, "BLOCK", 6 * 4 * 3)
+    monkeypatch.setattr(formats, "BLOCK", 6 * 4 * 3)
     column = open_features(_extract(tmp_path / "out", form))["0"]
     whole = column.tensor()
 

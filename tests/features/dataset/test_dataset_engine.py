@@ -26,7 +26,7 @@ from kedge.features.dataset.folder.files import entries
 from kedge.features.dataset.folder.formats import Safetensors
 from kedge.features.dataset.folder.manifest import settle, types_of
 from kedge.features.dataset.folder.writing import Shards
-from kedge.features.dataset.ranks import SharingRank
+from kedge.features.dataset.options import SharingRank
 from kedge.features.extract import extract
 from kedge.stderr import SpacedLines
 from tests.features.dataset.imagesets import (
@@ -307,6 +307,16 @@ def test_the_first_shards_are_smaller(tmp_path, monkeypatch):
     extract_dataset(features(["1"]), given, tmp_path / "out", Options(shard_bytes=16 * 3072))
 
     assert [entry.samples for entry in entries(tmp_path / "out")] == [32, 32, 64, 128, 128, 16]
+
+
+def test_a_shard_has_no_more_text_than_its_header_holds(tmp_path, monkeypatch):
+    """Keys and texts fill a shard, too, so that its header stays below the limit of safetensors."""
+    monkeypatch.setattr(writing, "_MOST_CHARACTERS", 100)
+    captions = lambda batch: [f"caption {int(label):02}" for label in batch[1]]
+    given = DataLoader(Images(40), batch_size=4)
+    extract_dataset(features(["1"]), given, tmp_path / "out", Options(fields={"caption": captions}))
+
+    assert [entry.samples for entry in entries(tmp_path / "out")] == [12, 12, 12, 4]
 
 
 def test_values_are_not_those_that_the_model_overwrites(tmp_path):

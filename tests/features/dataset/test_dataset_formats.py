@@ -18,7 +18,7 @@ from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.engine import progress_bar
 from kedge.features.dataset.folder.samples import numbered, place_order
 from kedge.features.reduce import Covariance, Mean, TopK
-from tests.features.dataset.imagesets import Images, Stream, batches_of, features, in_memory
+from tests.features.dataset.imagesets import Images, Stream, batches_of, features, image, in_memory
 
 FORMATS = ["safetensors", "zarr", "parquet"]
 
@@ -98,6 +98,16 @@ def test_other_programs_read_the_shards(tmp_path):
     np.testing.assert_array_equal(arrays["1"], wanted["1"].numpy())
     assert group.attrs["kedge"]["keys"][13] == "13"
     assert rows == [("13", pytest.approx(wanted["4"][13].tolist()))]
+
+
+def test_complex_numbers_are_read_as_they_were(tmp_path):
+    """Such as those of a Fourier transform, in safetensors."""
+    taken = lambda x: {"spectrum": torch.fft.rfft(x.flatten(1))}
+    found = extract_dataset(taken, batches_of(Images()), tmp_path / "out")
+
+    assert found["spectrum"].dtype == torch.complex64
+    wanted = torch.fft.rfft(image(7).flatten())
+    torch.testing.assert_close(found["spectrum"][7], wanted)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data.distributed import DistributedSampler
 
 from kedge.features.dataset import Options, extract_dataset, open_features
-from kedge.features.dataset.ranks import SharingRank
+from kedge.features.dataset.options import SharingRank
 from kedge.features.reduce import Mean
 from tests import forked
 from tests.features.dataset.imagesets import (

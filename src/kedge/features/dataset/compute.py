@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import BadSample, ExtractionFailed, KedgeError
-from kedge.features.arguments import batch_of
 from kedge.features.dataset.batch import (
     Columns,
     FailedSample,
@@ -29,10 +28,12 @@ from kedge.features.dataset.batch import (
 )
 from kedge.features.dataset.keys_and_fields import SampleKeys, name_of
 from kedge.features.dataset.options import OnBad
+from kedge.features.dimensions import batch_of
 from kedge.torch_internals.accelerators import to_host
 from kedge.torch_internals.module_tables import parameters_in
 
-_NOT_A_SAMPLES_FAULT = (KedgeError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
+_OF_THE_MACHINE = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
+_NOT_A_SAMPLES_FAULT = (KedgeError, *_OF_THE_MACHINE)
 
 
 class TakesFeatures(Protocol):
@@ -66,7 +67,9 @@ class BatchComputer:
         proven: bool = False,
         left_out: Container[str] = (),
     ) -> None:
-        self.features, self.batch, self._left_out = features, batch, left_out
+        self.features = features
+        self.batch = batch
+        self._left_out = left_out
         self.device: torch.device | None = None
         if device is not None:
             self.device = usable(device)
@@ -75,7 +78,7 @@ class BatchComputer:
                 self.device = parameter.device
                 break
         self._proven = proven
-        self._taken: tuple[Any, int] | None = None  # a batch that the model took, and its size
+        self._taken: tuple[Any, int] | None = None  # a batch that it took, and its size
         self._preparing = False  # whether batch= is running
 
     def __call__(self, batch: SampleBatch) -> Columns:
@@ -240,7 +243,9 @@ def _own(name: str, value: Any, size: int) -> tuple[Tensor, torch.Event | None]:
             f"one: give the site a transform, such as lambda v: {dense}"
         )
     if not is_tensor or not value.ndim or len(value) != size:
-        shape = f"shape {tuple(value.shape)}" if is_tensor else f"a {type(value).__name__}"
+        shape = f"a {type(value).__name__}"
+        if is_tensor:
+            shape = f"shape {tuple(value.shape)}"
         raise ExtractionFailed(
             f"{name!r} has {shape} for a batch of {size} samples: the first dimension "
             "must be that of the samples; give the site a transform that returns such "

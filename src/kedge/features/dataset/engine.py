@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from importlib import import_module
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -23,7 +22,6 @@ from rich.progress import (
 from rich.text import Text
 
 from kedge.errors import ExtractionFailed, KedgeError
-from kedge.features.arguments import Arguments
 from kedge.features.dataset.batch import Columns, SampleBatch, VisitedPlaces, why
 from kedge.features.dataset.compute import BatchComputer, TakesFeatures, compute
 from kedge.features.dataset.folder.files import only_writer
@@ -44,9 +42,8 @@ from kedge.features.dataset.keys_and_fields import (
     must_be_possible,
 )
 from kedge.features.dataset.loading import BatchSource, sample_by_sample
-from kedge.features.dataset.options import Options
-from kedge.features.dataset.ranks import SharingRank
-from kedge.features.dimensions import Layout
+from kedge.features.dataset.options import Options, SharingRank
+from kedge.features.dimensions import Arguments, Layout
 from kedge.features.forward import FeatureForward
 from kedge.features.reduce.reducer import Reducer
 from kedge.files.atomic_write import told
@@ -105,13 +102,13 @@ def extract_dataset(
     with only_writer(folder, rank.rank):
         length = BatchSource(loader).length
         done = VisitedPlaces(length)
-        known = []
+        finished = []
         if read_manifest(folder) is not None:
-            known = list(places_of(folder))
-        for place, _ in known:
+            finished = list(places_of(folder))
+        for place, _ in finished:
             done.add(place)
-        keys = SampleKeys(options.keys, length, known)
-        del known  # as much memory as all keys
+        keys = SampleKeys(options.keys, length, finished)
+        del finished  # as much memory as all keys
         in_batches = options.items == "batches"
         source = BatchSource(loader, rank, options.split, done, in_batches)
         fields = BatchFields(options.stored_fields)
@@ -130,26 +127,22 @@ def extract_dataset(
             closing(_loaded(source)) as loads,
             closing(compute(map(fields, loads), keys, work, options.on_bad)) as computed,
         ):
-            destination = FeatureDestination(folder, rank, options, wanted)
+            # Loaders start their workers with the first batch, and forking is safer before the
+            # writing thread starts.
+            first: list[Columns] = []
+            known: dict[str, Any] = {}
+            for columns in computed:
+                first.append(columns)
+                if columns.values:
+                    must_be_names(options.reduce, columns.values)
+                    known = about_content(columns) | about_pooling(features)
+                    break
+            settle(folder, {**wanted, **known})
             total = source.left if rank.rank == 0 else None
-            _write(features, computed, destination, total)
+            shards = Shards(folder, rank.rank, options)
+            shown = options.progress if rank.rank == 0 else False
+            _write(chain(first, computed), shards, options.shard_bytes, shown, total)
     return open_features(folder)
-
-
-class FeatureDestination(NamedTuple):
-    """The destination of features.
-
-    Attributes:
-        folder: The folder.
-        rank: The rank of this process.
-        options: How features are written.
-        wanted: The description of the run.
-    """
-
-    folder: Path
-    rank: SharingRank
-    options: Options
-    wanted: Mapping[str, Any]
 
 
 def is_of_ray(data: object) -> bool:
@@ -207,7 +200,8 @@ def _reduced_as_laid_out(forward: Any, reducers: Mapping[str, Sequence[Reducer]]
 
 def _check_layout(name: str, reducer: Reducer, layout: Layout, given: Arguments) -> None:
     """Raise ExtractionFailed if a reducer of a value would take another dimension for the channels, or count padding."""
-    positions, channel = reducer.layout.positions, reducer.layout.channel
+    positions = reducer.layout.positions
+    channel = reducer.layout.channel
     if not layout.positions or positions in (None, "elements"):
         return
     shown = f"reduce: {reducer.settings['reducer']} of {name!r}"
@@ -232,32 +226,17 @@ def _check_layout(name: str, reducer: Reducer, layout: Layout, given: Arguments)
 
 
 def _write(
-    features: Any, computed: Iterator[Columns], destination: FeatureDestination, total: int | None
+    computed: Iterable[Columns], shards: Shards, limit: int, shown: bool | None, total: int | None
 ) -> None:
-    """Write computed features in a thread, and the run's manifest as soon as the first batch is computed."""
-    folder, rank, options, wanted = destination
-    # Loaders start their workers with the first batch, and forking is safer before the thread
-    # starts.
-    first: list[Columns] = []
-    known: dict[str, Any] = {}
-    for columns in computed:
-        first.append(columns)
-        if columns.values:
-            must_be_names(options.reduce, columns.values)
-            known = about_content(columns) | about_pooling(features)
-            break
-    settle(folder, {**wanted, **known})
-
-    shards = Shards(folder, rank.rank, options)
-    shown = options.progress if rank.rank == 0 else False
+    """Write computed features in a thread, and show how far that is."""
     with (
-        ShardWriter(shards, options.shard_bytes) as writer,
+        ShardWriter(shards, limit) as writer,
         progress_bar(shown, Console(stderr=True)) as bar,
     ):
         bar.add_task("features", total=total)
         [task] = bar.tasks
         log = SpacedLines() if bar.disable and shown is None else None
-        for columns in chain(first, computed):
+        for columns in computed:
             writer.put(columns)
             bar.advance(task.id, len(columns.places) + len(columns.bad))
             if log is not None and not log.wait:
@@ -283,7 +262,8 @@ class SampleRate(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Return the rate as text."""
         speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:,.0f}/s", style="progress.data.speed")
+        shown = "" if speed is None else f"{speed:,.0f}/s"
+        return Text(shown, style="progress.data.speed")
 
 
 def progress_bar(shown: bool | None, console: Console) -> Progress:

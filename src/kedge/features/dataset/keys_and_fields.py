@@ -155,7 +155,9 @@ class BatchFields:
         fields = {}
         for name, field in self.wanted.items():
             shown = name_of(field) if callable(field) else repr(field)
-            option = f"labels={shown}" if name == LABELS else f"fields={{{name!r}: {shown}}}"
+            option = f"fields={{{name!r}: {shown}}}"
+            if name == LABELS:
+                option = f"labels={shown}"
             found = _entry(batch, entry_of(field), option)
             fields[name] = _values(found, len(batch.places), option)
         return batch._replace(fields=fields)
@@ -163,7 +165,8 @@ class BatchFields:
     @property
     def entries(self) -> frozenset[str]:
         """The names of entries of a batch that are fields."""
-        return frozenset(field for field in self.wanted.values() if isinstance(field, str))
+        named = [field for field in self.wanted.values() if isinstance(field, str)]
+        return frozenset(named)
 
 
 def entry_of(field: Field) -> int | str | Callable[[Any], Any]:
@@ -257,7 +260,9 @@ def must_be_possible(features: Any, reduce: Iterable[str]) -> None:
         return
     known = {wanted.rename.get(text, text) for text in wanted.texts}
     known |= set(wanted.rename.values())
-    paths = {tap.site.path for hooked in work.hooks for tap in hooked.taps}
+    paths: set[str] = set()
+    for hooked in work.hooks:
+        paths |= {tap.site.path for tap in hooked.taps}
     for name in reduce:
         if name not in known and (name in wanted.rename or not may_be(name, paths)):
             raise _unknown_name(name, list(features.names), wanted.rename.get(name))

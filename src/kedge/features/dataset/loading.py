@@ -43,7 +43,7 @@ from kedge.features.dataset.batch import (
     size_of,
     why,
 )
-from kedge.features.dataset.ranks import SharingRank
+from kedge.features.dataset.options import SharingRank
 
 
 @dataclass
@@ -95,7 +95,8 @@ class BatchSource:
         collate = SafeCollate(loader.collate_fn)
         if not is_stream(loader):
             dataset = PlacedDataset(loader.dataset)
-            return iter(_anew(loader, dataset, collate, batch_sampler=BatchIndices(self)))
+            indices = BatchIndices(self)
+            return iter(_anew(loader, dataset, collate, batch_sampler=indices))
         rank = self.rank if self.split else None
         numbered = Numbered(loader.dataset, self.done, rank, self._prefix)
         return iter(_anew(loader, numbered, collate, batch_size=loader.batch_size))
@@ -158,7 +159,8 @@ def sample_by_sample(loader: Any, items: str | None = None) -> Any:
     if items != "samples":
         return loader
     sampling = {} if is_stream(loader) else {"sampler": loader.sampler}
-    return _anew(loader, loader.dataset, _OneSample(loader.collate_fn), batch_size=1, **sampling)
+    collate = _OneSample(loader.collate_fn)
+    return _anew(loader, loader.dataset, collate, batch_size=1, **sampling)
 
 
 def _does_not_batch(loader: Any) -> bool:
@@ -235,7 +237,7 @@ def is_stream(loader: Any) -> bool:
 
 def _is_distributed(loader: Any) -> bool:
     inner = getattr(loader.batch_sampler, "sampler", None)
-    return isinstance(loader.sampler, DistributedSampler) or isinstance(inner, DistributedSampler)
+    return any(isinstance(one, DistributedSampler) for one in (loader.sampler, inner))
 
 
 class BatchIndices:
@@ -248,7 +250,8 @@ class BatchIndices:
         shares = source.split and source.rank.world > 1
         self._divides = shares and not _is_distributed(source.loader)
         self._resumes = len(source.done) > 0
-        self._whole = not self._divides and not self._resumes and _draws_once(source.loader.sampler)
+        is_partial = self._divides or self._resumes
+        self._whole = not is_partial and _draws_once(source.loader.sampler)
 
     def __iter__(self) -> Iterator[list[Any]]:
         if type(self._batches) is not BatchSampler:
@@ -284,7 +287,9 @@ class BatchIndices:
             if not self._source.rank.takes(number // size):
                 return False
         place = index if type(index) is int else str(index)
-        return not (self._resumes and place in self._source.done) and self._visited.add(place)
+        if self._resumes and place in self._source.done:
+            return False
+        return self._visited.add(place)
 
 
 def _without_padding(sampler: Any) -> Iterable[Any]:
@@ -371,7 +376,9 @@ class PlacedDataset(_Wrapped, Dataset[FetchedSamples]):
         if isinstance(found, (list, tuple)) and len(found) == len(indices):
             return FetchedSamples(list(map(str, indices)), list(found), [])
 
-        places, contents, failed = list(map(str, indices)), list[Any](), list[FailedSample]()
+        places = list(map(str, indices))
+        contents: list[Any] = []
+        failed: list[FailedSample] = []
         for place, index in zip(tuple(places), indices, strict=True):
             try:
                 contents.append(self.dataset[index])
@@ -394,7 +401,10 @@ class Numbered(_Wrapped, IterableDataset[Sample]):
     def __init__(
         self, dataset: Any, done: VisitedPlaces, rank: SharingRank | None, prefix: str = ""
     ) -> None:
-        self.dataset, self.done, self.rank, self.prefix = dataset, done, rank, prefix
+        self.dataset = dataset
+        self.done = done
+        self.rank = rank
+        self.prefix = prefix
 
     def __iter__(self) -> Iterator[Sample]:
         prefix = self.prefix
@@ -412,7 +422,8 @@ class Numbered(_Wrapped, IterableDataset[Sample]):
             except Exception as error:  # noqa: BLE001 - as in PlacedDataset; a failed stream has no next sample
                 yield Sample(place, None, bad(place, error)._replace(ends=True))
                 return
-            if (self.rank is None or self.rank.takes(number)) and place not in self.done:
+            is_mine = self.rank is None or self.rank.takes(number)
+            if is_mine and place not in self.done:
                 yield Sample(place, content)
             number += 1
 

@@ -279,7 +279,8 @@ class Worker:
         try:
             yield from self._taken(rows)
         except KedgeError as error:
-            error.add_note(f"on {gethostname()}: {''.join(traceback.format_exception(error))}")
+            details = "".join(traceback.format_exception(error))
+            error.add_note(f"on {gethostname()}: {details}")
             yield _sent(0, error)
 
     def _taken(self, rows: Rows) -> Iterator[dict[str, list[Any]]]:
@@ -290,7 +291,8 @@ class Worker:
         yield _sent(len(places) - len(rest), None)
         if not rest:
             return
-        self._mark.write_text(f"{places[rest[0]]!r} to {places[rest[-1]]!r}", encoding="utf-8")
+        first, last = places[rest[0]], places[rest[-1]]
+        self._mark.write_text(f"{first!r} to {last!r}", encoding="utf-8")
         loads = _batches(rows, places, rest, self._options)
         computed = compute(loads, SampleKeys(None), self._work, self._options.on_bad)
         with self._work.held(), closing(computed):
@@ -312,7 +314,8 @@ class Worker:
         self._mark = _note_process(run)
 
         device = None if options.device is None else usable(options.device)
-        if device is None and any(ray.get_runtime_context().get_accelerator_ids().values()):
+        assigned = ray.get_runtime_context().get_accelerator_ids()
+        if device is None and any(assigned.values()):
             device = torch.accelerator.current_accelerator(check_available=True)
         if device is not None and isinstance(features, nn.Module):
             features.to(device)

@@ -160,7 +160,8 @@ def _only(found: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _increase(edges: list[float]) -> bool:
-    return all(map(math.isfinite, edges)) and all(a < b for a, b in itertools.pairwise(edges))
+    pairs = itertools.pairwise(edges)
+    return all(map(math.isfinite, edges)) and all(low < high for low, high in pairs)
 
 
 _DIGITS = 52
@@ -223,22 +224,25 @@ class PowerGrid:
         """Count the finite elements of rows ``[rows, channels]`` of float64."""
         least = torch.where(finite, rows, torch.inf).amin(0).cpu().numpy()
         most = torch.where(finite, rows, -torch.inf).amax(0).cpu().numpy()
-        self._widen(np.minimum(self.least, least), np.maximum(self.most, most), self.power)
+        least = np.minimum(self.least, least)
+        most = np.maximum(self.most, most)
+        self._widen(least, most, self.power)
         first = torch.from_numpy(self._first()).to(rows.device)
         bins = _numbers_of(torch.where(finite, rows, 0.0), self.power) - first
         self.counts += tally(bins, finite, self.counts.shape[1]).numpy()
 
     def merge(self, other: PowerGrid) -> None:
         """Add another grid's counts, after making both as coarse as necessary."""
-        least, most = np.minimum(self.least, other.least), np.maximum(self.most, other.most)
+        least = np.minimum(self.least, other.least)
+        most = np.maximum(self.most, other.most)
         self._widen(least, most, np.maximum(self.power, other.power))
-        added = _coarser(other.counts, other._first(), self.power - other.power, self._first())
-        self.counts += added
+        up = self.power - other.power
+        self.counts += _coarser(other.counts, other._first(), up, self._first())
 
     def state(self) -> State:
         """Return powers, extremes and counts."""
-        held = {"power": self.power, "least": self.least, "most": self.most, "counts": self.counts}
-        return {name: torch.from_numpy(value) for name, value in held.items()}
+        names = ("power", "least", "most", "counts")
+        return {name: torch.from_numpy(getattr(self, name)) for name in names}
 
     def load(self, state: State) -> None:
         """Set powers, extremes and counts."""
@@ -289,7 +293,8 @@ def _power_for(
 ) -> Numbers:
     """Return the smallest powers, at least those given, for which the bins suffice."""
     seen = np.isfinite(least)
-    low, high = np.where(seen, least, 0.0), np.where(seen, most, 0.0)
+    low = np.where(seen, least, 0.0)
+    high = np.where(seen, most, 0.0)
     magnitude = np.maximum(np.abs(low), np.abs(high))
     exponent = np.where(magnitude > 0, np.frexp(magnitude)[1], _LEAST)
     power = np.maximum(power, exponent - _DIGITS)

@@ -88,7 +88,8 @@ class Moments(Reducer):
         if not self.n:
             self.mean = torch.zeros_like(mean)
             self.scatter = self._nothing(len(mean), mean.device)
-        mean, centred = mean.to(self.mean.device), centred.to(self.mean.device)
+        mean = mean.to(self.mean.device)
+        centred = centred.to(self.mean.device)
         total = self.n + n
         delta = mean - self.mean
         # The term of the means is one more row, so that one pass over the scatter suffices.
@@ -103,7 +104,8 @@ class Moments(Reducer):
     def _merge(self, other: Self) -> None:
         self.nonfinite += other.nonfinite
         if other.n:
-            self._join(other.n, other.mean.clone(), other.mean.new_zeros(0, len(other.mean)))
+            no_rows = other.mean.new_zeros(0, len(other.mean))
+            self._join(other.n, other.mean.clone(), no_rows)
             self.scatter.add_(other.scatter.to(self.scatter.device))
 
     def _state(self) -> State:
@@ -227,7 +229,8 @@ def frechet_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
         )
     apart = (a["mean"] - b["mean"]).square().sum()
     roots = torch.linalg.svdvals(_root(a["covariance"]) @ _root(b["covariance"])).sum()
-    return max(0.0, float(apart + a["covariance"].trace() + b["covariance"].trace() - 2 * roots))
+    variances = a["covariance"].trace() + b["covariance"].trace()
+    return max(0.0, float(apart + variances - 2 * roots))
 
 
 def _is_usable(result: Mapping[str, Any]) -> bool:

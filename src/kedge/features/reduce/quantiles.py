@@ -142,21 +142,24 @@ class Quantiles(Reducer):
         """Return the sketches as the package's bytes, one after the other."""
         written = [one.serialize() for one in self.sketches]
         lengths = torch.tensor([len(text) for text in written], dtype=torch.int64)
-        joined = torch.from_numpy(np.frombuffer(b"".join(written), dtype=np.uint8).copy())
-        return {"sketches": joined, "lengths": lengths, "nan": self.nan}
+        joined = np.frombuffer(b"".join(written), dtype=np.uint8).copy()
+        return {"sketches": torch.from_numpy(joined), "lengths": lengths, "nan": self.nan}
 
     def _load(self, state: State) -> None:
-        written, ends = state["sketches"].numpy().tobytes(), state["lengths"].cumsum(0).tolist()
+        written = state["sketches"].numpy().tobytes()
+        ends = state["lengths"].cumsum(0).tolist()
         self.sketches = [_read(written[start:end]) for start, end in pairwise([0, *ends])]
         self.nan = state["nan"]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state with sketches as bytes, because a sketch cannot be pickled."""
-        return {**super().__getstate__(), "sketches": [one.serialize() for one in self.sketches]}
+        written = [one.serialize() for one in self.sketches]
+        return {**super().__getstate__(), "sketches": written}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state and read the sketches from bytes."""
-        self.__dict__.update(state, sketches=[_read(written) for written in state["sketches"]])
+        sketches = [_read(written) for written in state["sketches"]]
+        self.__dict__.update(state, sketches=sketches)
 
 
 def rank(q: float, n: int) -> int:

@@ -162,7 +162,8 @@ class Reducer(ABC):
             return
         differing = []
         for name in dict.fromkeys([*self.settings, *settings]):
-            here, there = self.settings.get(name), settings.get(name)
+            here = self.settings.get(name)
+            there = settings.get(name)
             if here != there:
                 differing.append(f"{name} is {here!r} here and {there!r} there")
         raise SettingsDiffer(
@@ -314,8 +315,13 @@ def mean_of_positions(values: Tensor) -> Tensor:
 def numbers(values: Tensor) -> Tensor:
     """Return a batch detached and dense, in a type that PyTorch can compare and add; raise ReducerError if impossible."""
     if values.is_complex() or values.is_nested or values.is_meta or values.is_quantized:
-        kinds = {"complex": values.is_complex(), "nested": values.is_nested, "meta": values.is_meta}
-        kind = next((name for name, holds in kinds.items() if holds), "quantized")
+        kind = "quantized"
+        if values.is_complex():
+            kind = "complex"
+        elif values.is_nested:
+            kind = "nested"
+        elif values.is_meta:
+            kind = "meta"
         raise ReducerError(
             f"a reducer needs real numbers and got a {kind} tensor; give it values "
             "that have an order"

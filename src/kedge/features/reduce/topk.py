@@ -65,7 +65,9 @@ class TopK(Reducer):
 
     def result(self) -> dict[str, Any]:
         """Return `n`, `nan`, and the best samples' values and keys."""
-        keys = [[key for _, key in best] for best in self.best]
+        keys: list[list[str]] = [[] for _ in self.best]
+        for names, best in zip(keys, self.best, strict=True):
+            names += [key for _, key in best]
         return {"n": self.n, "nan": self.nan.clone(), "values": self._table(), "keys": keys}
 
     def _take(self, values: Tensor, keys: Sequence[str] | None, /) -> None:
@@ -142,19 +144,30 @@ class TopK(Reducer):
 
     def _state(self) -> State:
         """Return the counts and values, and the keys as concatenated bytes."""
-        texts = [key.encode("utf-8", "surrogatepass") for best in self.best for _, key in best]
+        texts: list[bytes] = []
+        for best in self.best:
+            texts += [key.encode("utf-8", "surrogatepass") for _, key in best]
         held = torch.tensor([len(best) for best in self.best], dtype=torch.int64)
         lengths = torch.tensor([len(text) for text in texts], dtype=torch.int64)
         joined = torch.from_numpy(np.frombuffer(b"".join(texts), dtype=np.uint8).copy())
-        counts = {"n": torch.tensor(self.n), "nan": self.nan}
-        return counts | {"held": held, "values": self._table(), "keys": joined, "lengths": lengths}
+        return {
+            "n": torch.tensor(self.n),
+            "nan": self.nan,
+            "held": held,
+            "values": self._table(),
+            "keys": joined,
+            "lengths": lengths,
+        }
 
     def _load(self, state: State) -> None:
         self.n, self.nan = int(state["n"]), state["nan"]
-        joined, ends = state["keys"].numpy().tobytes(), state["lengths"].cumsum(0).tolist()
+        joined = state["keys"].numpy().tobytes()
+        ends = state["lengths"].cumsum(0).tolist()
         starts = [0, *ends]
         pieces = [joined[start:end] for start, end in zip(starts, ends, strict=False)]
         texts = [piece.decode("utf-8", "surrogatepass") for piece in pieces]
         keys = iter(texts)
         rows = zip(state["values"].tolist(), state["held"].tolist(), strict=True)
-        self.best = [[(value, next(keys)) for value in row[:held]] for row, held in rows]
+        self.best = []
+        for row, held in rows:
+            self.best.append([(value, next(keys)) for value in row[:held]])

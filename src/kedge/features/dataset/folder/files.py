@@ -26,8 +26,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kedge.errors import BeingWritten, NotFeatures, required
-from kedge.features.dataset.folder.checksums import OWN, REMEDY, VALUES, state_sum, sum_of
-from kedge.features.dataset.folder.formats import Format
+from kedge.features.dataset.folder.formats import OWN, REMEDY, VALUES, Format, state_sum, sum_of
 from kedge.features.dataset.folder.manifest import read_manifest
 from kedge.files.atomic_write import told
 from kedge.files.file_lock import claim
@@ -225,8 +224,14 @@ def entry_of_about(path: Path, about: Mapping[str, Any] | None = None) -> ShardE
         about = about_shard(path)
     parts = _shard_name(path.name)
     assert parts is not None  # noqa: S101 - only shards come here
-    samples, left_out = len(about["keys"]), len(about["bad"])
-    return ShardEntry(path.name, *parts, samples, left_out, about["shapes"], about.get(OWN))
+    return ShardEntry(
+        path.name,
+        *parts,
+        samples=len(about["keys"]),
+        left_out=len(about["bad"]),
+        shapes=about["shapes"],
+        check=about.get(OWN),
+    )
 
 
 def about_shard(path: Path) -> dict[str, Any]:
@@ -367,7 +372,8 @@ def repair(folder: Path, rank: int) -> int:
     if not files and not known:
         return 0
     names = sorted(files, key=files.__getitem__)
-    lines = [(known.get(name) or entry_of_about(folder / name)).line() for name in names]
+    listed = [known.get(name) or entry_of_about(folder / name) for name in names]
+    lines = [entry.line() for entry in listed]
     index = folder / INDEX.format(rank=rank)
     temporary = index.with_name(f".{index.name}.part")
     with told(f"write {index}"):
@@ -410,7 +416,8 @@ def append(path: Path, line: str) -> None:
 
 def ranks_of(folder: Path, pattern: str) -> Iterator[int]:
     """Yield the ranks that have a file of this pattern, such as a state."""
-    named = re.compile(re.escape(pattern).replace(r"\{rank\}", r"(0|[1-9]\d{0,8})"), re.ASCII)
+    number = r"(0|[1-9]\d{0,8})"
+    named = re.compile(re.escape(pattern).replace(r"\{rank\}", number), re.ASCII)
     with told(f"read {folder}"):
         found = [named.fullmatch(path.name) for path in folder.iterdir()]
     yield from (int(name[1]) for name in found if name)

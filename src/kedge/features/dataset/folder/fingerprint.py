@@ -98,9 +98,12 @@ def identity(made: Any, version: str | None = None) -> str:
 def alike(one: Any, other: Any) -> bool:
     """Whether two manifest entries agree; digests of different algorithms or Python versions agree if their names do."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+        if one.keys() != other.keys():
+            return False
+        return all(alike(one[name], other[name]) for name in one)
     if isinstance(one, str) and isinstance(other, str):
-        mine, others = _DIGESTED.fullmatch(one), _DIGESTED.fullmatch(other)
+        mine = _DIGESTED.fullmatch(one)
+        others = _DIGESTED.fullmatch(other)
         if mine and others and mine[2] != others[2]:
             return mine[1] == others[1]
     return bool(one == other)
@@ -198,11 +201,14 @@ def _is_named(made: Any) -> bool:
         return _is_kedges(made.__module__) or (_is_installed(made) and not wraps)
     if isinstance(made, BuiltinFunctionType):
         return made.__self__ is None or isinstance(made.__self__, (ModuleType, type))
-    return isinstance(made, ModuleType) or (isinstance(made, type) and not _is_own(made))
+    if isinstance(made, type):
+        return not _is_own(made)
+    return isinstance(made, ModuleType)
 
 
 def _is_installed(made: FunctionType) -> bool:
-    return bool(_INSTALLED.search(made.__code__.co_filename)) or _is_kedges(made.__module__)
+    is_in_packages = _INSTALLED.search(made.__code__.co_filename) is not None
+    return is_in_packages or _is_kedges(made.__module__)
 
 
 def _is_kedges(module: str | None) -> bool:
@@ -309,7 +315,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return type(value)
         if isinstance(parts, str):
             return type(value), parts
-        return [list(part) if isinstance(part, Iterator) else part for part in parts]
+        written = list(parts)
+        for place, part in enumerate(written):
+            if isinstance(part, Iterator):
+                written[place] = list(part)
+        return written
 
 
 def _reduce(value: Any) -> Any:
@@ -360,7 +370,8 @@ def _used(value: Any, names: set[str]) -> Any:
             return value
     elif not (isinstance(value, ModuleType) and _is_own(value)):
         return value
-    return {name: _used(one, names) for name, one in sorted(vars(value).items()) if name in names}
+    held = vars(value)
+    return {name: _used(held[name], names) for name in sorted(held) if name in names}
 
 
 def _class(kind: type) -> Any:
@@ -374,7 +385,8 @@ def _class(kind: type) -> Any:
 
 def _module(module: nn.Module) -> Any:
     inner = dynamo.unwrap(module)
-    return [(type(one), _attributes(one)) for one in modules_in(inner).values()], weights(inner)
+    modules = [(type(one), _attributes(one)) for one in modules_in(inner).values()]
+    return modules, weights(inner)
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

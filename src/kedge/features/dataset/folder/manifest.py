@@ -20,6 +20,7 @@ from kedge.features.dataset.folder.formats import type_name
 from kedge.features.dataset.keys_and_fields import entry_of, must_be_names, name_of, texts
 from kedge.features.dataset.loading import BatchSource, is_loader, is_stream
 from kedge.features.dataset.options import Options
+from kedge.features.reduce.reducer import Reducer
 from kedge.files.atomic_write import told
 from kedge.json_input.reading import parse, read_regular
 from kedge.json_input.shape import (
@@ -163,11 +164,12 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
     for name, what in _WHAT.items():
         if name not in found or name not in wanted or alike(found[name], wanted[name]):
             continue
-        there, here = _shown(found[name]), _shown(wanted[name])
-        differences.append(f"there {what.format(there)}, here {here}")
+        there = what.format(_shown(found[name]))
+        differences.append(f"there {there}, here {_shown(wanted[name])}")
         if name == "model":
             remedy += ", or load or seed the weights if each process draws its own"
-        digests_differ = digests_differ or (has_digest(found[name]) and has_digest(wanted[name]))
+        if has_digest(found[name]) and has_digest(wanted[name]):
+            digests_differ = True
     if differences:
         if digests_differ:
             remedy += _ABOUT_DIGESTS
@@ -243,7 +245,9 @@ def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
     fields = {}
     for name, field in options.stored_fields.items():
         entry = entry_of(field)
-        fields[name] = identity(entry, version) if callable(entry) else f"the entry {entry!r}"
+        fields[name] = f"the entry {entry!r}"
+        if callable(entry):
+            fields[name] = identity(entry, version)
 
     length = BatchSource(loader).length
     data: dict[str, Any] = {"type": "stream"} if length is None else {"samples": length}
@@ -255,9 +259,7 @@ def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
 
     reduce = {}
     for name, reducers in options.reducers.items():
-        reduce[name] = [
-            repr(one) if hasattr(one, "settings") else type(one).__qualname__ for one in reducers
-        ]
+        reduce[name] = list(map(_shown_reducer, reducers))
 
     return {
         "files": options.format,
@@ -272,6 +274,11 @@ def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
         "data": data,
         "reduce": reduce,
     }
+
+
+def _shown_reducer(reducer: Reducer) -> str:
+    """Return a reducer's class and settings; the class alone of the user's own."""
+    return repr(reducer) if hasattr(reducer, "settings") else type(reducer).__qualname__
 
 
 def about_content(columns: Columns) -> dict[str, dict[str, list[Any]]]:

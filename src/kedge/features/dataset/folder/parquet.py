@@ -47,7 +47,8 @@ class Parquet:
             arrays[name] = pa.array(some, pa.string())
         sites = {}
         for name, pieces in shard.columns.items():
-            dtype, shape = pieces[0].dtype, list(pieces[0].shape[1:])
+            dtype = pieces[0].dtype
+            shape = list(pieces[0].shape[1:])
             if dtype.is_complex:
                 raise ValueError(
                     f"{name} is of {dtype}, which Parquet cannot hold; cast it in the "
@@ -61,7 +62,8 @@ class Parquet:
 
     def about(self, path: Path) -> dict[str, Any]:
         """Return a shard's description, with the shape and the dtype of each site."""
-        about: dict[str, Any] = parse((pq.read_schema(path).metadata or {})[ABOUT], exact=True)
+        metadata = pq.read_schema(path).metadata or {}
+        about: dict[str, Any] = parse(metadata[ABOUT], exact=True)
         return about
 
     def open(self, path: Path) -> OpenColumns:
@@ -88,7 +90,8 @@ class OpenColumns:
         if not math.prod(shape):
             array = np.empty((count, *shape))
         elif shape:
-            array = column.flatten().to_numpy(zero_copy_only=False).reshape(count, *shape)
+            elements = column.flatten().to_numpy(zero_copy_only=False)
+            array = elements.reshape(count, *shape)
         else:
             array = column.to_numpy(zero_copy_only=False)
         written = as_written(np.array(array), dtype)

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.errors import NotFeatures, ReadError
-from kedge.features.dataset.folder.checksums import REMEDY, VALUES
 from kedge.features.dataset.folder.files import ShardEntry, description_of
-from kedge.features.dataset.folder.formats import as_tensor, raw_type
+from kedge.features.dataset.folder.formats import REMEDY, VALUES, as_tensor, raw_type
 from kedge.features.dataset.folder.manifest import MANIFEST
 from kedge.features.dataset.folder.stored_shard import (
     Numbers,
@@ -45,7 +44,9 @@ class StoredSamples:
     def __init__(
         self, folder: Path, entries: Sequence[ShardEntry], fields: Collection[str]
     ) -> None:
-        self._folder, self._entries, self._fields = folder, entries, frozenset(fields)
+        self._folder = folder
+        self._entries = entries
+        self._fields = frozenset(fields)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -71,9 +72,11 @@ class StoredSamples:
                 )
             shard = StoredShard(path, about, stamp, others)
             shards.append(shard)
-            own_places = about.get("places")
-            places.append(shard.keys if own_places is None else PackedTexts(own_places))
-            numbers.append(numbered(own_places or about["keys"]))
+            if "places" in about:
+                places.append(PackedTexts(about["places"]))
+            else:
+                places.append(shard.keys)
+            numbers.append(numbered(about.get("places", about["keys"])))
             summed = summed and VALUES in about
         if not summed:
             say(
@@ -115,7 +118,10 @@ class StoredSamples:
     @cached_property
     def bad(self) -> dict[str, str]:
         """The reason why each skipped sample has no features, by key."""
-        return {key: why for shard in self.shards for _, key, why in shard.bad}
+        reasons: dict[str, str] = {}
+        for shard in self.shards:
+            reasons |= {key: why for _, key, why in shard.bad}
+        return reasons
 
     def close(self) -> None:
         """Close the shards, if they were read."""
@@ -134,14 +140,16 @@ class StoredSamples:
 
     def _written_places(self) -> Numbers:
         """Return for each sample the place of its key among those as they were written."""
-        starts = np.cumsum([0, *(len(shard.keys) for shard in self.shards)], dtype=np.int64)
+        counts = [len(shard.keys) for shard in self.shards]
+        starts = np.cumsum([0, *counts], dtype=np.int64)
         places: Numbers = starts[self.rows.shard] + self.rows.row
         return places
 
     @cached_property
     def _by_hash(self) -> tuple[Numbers, Numbers]:
         """The hashes of the keys, sorted, and the number of the sample of each: 16 bytes a sample."""
-        hashes = np.fromiter(map(hash, self._written_keys()), np.int64)[self._written_places()]
+        written = np.fromiter(map(hash, self._written_keys()), np.int64)
+        hashes = written[self._written_places()]
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order
 
@@ -166,7 +174,7 @@ def place_order(
     met: dict[str, int] = {}
     for number, place in enumerate(texts):
         met.setdefault(place, number)
-    return np.array(sorted(met.values(), key=lambda number: texts[number]), dtype=np.int64)
+    return np.array(sorted(met.values(), key=texts.__getitem__), dtype=np.int64)
 
 
 def numbered(places: Sequence[str]) -> NDArray[np.int64] | None:
@@ -213,7 +221,8 @@ class RowIndex:
 
     def one(self, site: str, dtype: torch.dtype, sample: int) -> Tensor:
         """Return the values of one sample."""
-        return self.shards[self.shard.item(sample)].row(site, dtype, self.row.item(sample))
+        shard = self.shards[self.shard.item(sample)]
+        return shard.row(site, dtype, self.row.item(sample))
 
     def several(self, site: str, dtype: torch.dtype, samples: Numbers) -> Tensor:
         """Return the values of some samples as one tensor.
@@ -225,7 +234,8 @@ class RowIndex:
         out = np.empty((len(samples), *shape), raw_type(dtype))
         step = max(1, _AT_ONCE // max(1, out[:1].nbytes))
         for start in range(0, len(samples), step):
-            self._gather(site, dtype, samples[start : start + step], out[start : start + step])
+            part = slice(start, start + step)
+            self._gather(site, dtype, samples[part], out[part])
         return as_tensor(out, dtype)
 
     def _gather(self, site: str, dtype: torch.dtype, samples: Numbers, out: NDArray[Any]) -> None:

@@ -30,13 +30,16 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from kedge.errors import KedgeError, NotFeatures
-from kedge.features.dataset.folder.checksums import OWN, REMEDY, VALUES, sum_of
 from kedge.features.dataset.folder.files import format_at
 from kedge.features.dataset.folder.formats import (
+    OWN,
+    REMEDY,
+    VALUES,
     OpenShard,
     OpenValues,
     as_tensor,
     raw_type,
+    sum_of,
 )
 from kedge.files.atomic_write import told
 
@@ -129,7 +132,8 @@ class StoredShard:
         self.sites = list(about["shapes"])
         shapes = {**about["shapes"], **about.get("fields", {})}
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
-        self.texts = {name: PackedTexts(texts) for name, texts in about.get("texts", {}).items()}
+        texts = about.get("texts", {})
+        self.texts = {name: PackedTexts(some) for name, some in texts.items()}
         self.bad = [tuple(each) for each in about["bad"]]
         self._sums = {
             name: (known["rows"], np.array(known["sums"], np.int64))
@@ -149,7 +153,8 @@ class StoredShard:
         found = self._site(site, dtype)
         memory = found.values.memory
         if memory is None:
-            return as_tensor(self._covering(site, found, number, number + 1).copy(), dtype)[0]
+            rows = self._covering(site, found, number, number + 1)
+            return as_tensor(rows.copy(), dtype)[0]
         block = number // found.size
         if not found.sound[block]:
             start = block * found.size
@@ -263,7 +268,8 @@ class StoredShard:
                 f"have the shape {list(values.shape)}, not {shape}; {REMEDY}"
             )
         if site not in self._sums:
-            return _Site(values, max(count, 1), np.zeros(1, np.int64), np.ones(1, np.bool_))
+            nothing = np.zeros(1, np.int64)
+            return _Site(values, max(count, 1), nothing, np.ones(1, np.bool_))
         size, sums = self._sums[site]
         blocks = -(-count // size)
         if len(sums) != blocks:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from kedge.errors import ExtractionFailed, KedgeError
 from kedge.features.dataset.batch import Columns, FailedSample, bytes_of, why
-from kedge.features.dataset.folder.checksums import OWN, checked, state_sum
 from kedge.features.dataset.folder.files import (
     INDEX,
     RESERVED,
@@ -35,13 +34,14 @@ from kedge.features.dataset.folder.files import (
     rename_whole,
     repair,
 )
-from kedge.features.dataset.folder.formats import Shard, write_pieces
+from kedge.features.dataset.folder.formats import OWN, Shard, checked, state_sum, write_pieces
 from kedge.features.dataset.folder.manifest import shown_type, types_of
 from kedge.features.dataset.options import Options
 from kedge.features.reduce.reducer import Reducer
 from kedge.files.atomic_write import told
 
-_BUNCH, _SECONDS = 1 << 20, 0.25
+_BUNCH = 1 << 20
+_SECONDS = 0.25
 #: A shard is no larger than this, or than all earlier shards if that is more: small data sets are
 #: thus written while computed.
 _FIRST_BYTES = 4 << 20
@@ -163,7 +163,9 @@ class Shards:
     """
 
     def __init__(self, folder: Path, rank: int, options: Options) -> None:
-        self._folder, self._rank, self._options = folder, rank, options
+        self._folder = folder
+        self._rank = rank
+        self._options = options
         self._format = format_of(options.format)
         self._number = repair(folder, rank)
         self._reducers = StoredReducers(folder, rank, options.reducers)
@@ -229,7 +231,8 @@ class Shards:
             return
         content = self._pending.content(self._rank, self._number)
         content = checked(content, widened=self._format.widens)
-        name = SHARD.format(rank=self._rank, number=self._number, suffix=self._format.suffix)
+        suffix = self._format.suffix
+        name = SHARD.format(rank=self._rank, number=self._number, suffix=suffix)
         path = self._folder / name
         temporary = self._folder / f".{name}.part"
         with told(f"write {path}", then="then run it again, which keeps what is written"):
@@ -332,7 +335,8 @@ def _sample_shapes(columns: Mapping[str, Sequence[Tensor]]) -> dict[str, list[in
 
 
 def _types_and_shapes(columns: Mapping[str, Sequence[Tensor]]) -> dict[str, Any]:
-    return {name: (pieces[0].dtype, pieces[0].shape[1:]) for name, pieces in columns.items()}
+    first = {name: pieces[0] for name, pieces in columns.items()}
+    return {name: (piece.dtype, piece.shape[1:]) for name, piece in first.items()}
 
 
 class StoredReducers:
@@ -349,9 +353,9 @@ class StoredReducers:
 
     def __init__(self, folder: Path, rank: int, reducers: Mapping[str, Sequence[Reducer]]) -> None:
         self._path = folder / STATE.format(rank=rank)
-        self.by_site = {
-            name: [copy.deepcopy(one) for one in some] for name, some in reducers.items()
-        }
+        self.by_site: dict[str, list[Reducer]] = {}
+        for name, some in reducers.items():
+            self.by_site[name] = list(map(copy.deepcopy, some))
         if not self.by_site or not self._path.exists():
             return
         states = read_state(self._path)

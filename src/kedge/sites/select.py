@@ -65,8 +65,11 @@ class Selector:
     def naming(cls, paths: Iterable[str], kind: str) -> Selector:
         """Return the selector of one kind of site at some paths, as its text would be read."""
         named = cls.__new__(cls)
-        segments = [(escape(path),) if path else () for path in paths]
-        named.terms = tuple(Term(segment, kind=kind) for segment in segments)
+        terms = []
+        for path in paths:
+            segments = (escape(path),) if path else ()
+            terms.append(Term(segments, kind=kind))
+        named.terms = tuple(terms)
         return named
 
     def __str__(self) -> str:

@@ -82,7 +82,9 @@ class Gate(KedgeHook):
     @property
     def whose(self) -> int:
         """An id that separates this model's sites from those of another with the same names; a prefix is of one model."""
-        return id(self.passes.clock if self.passes.prefix else self.passes)
+        if self.passes.prefix:
+            return id(self.passes.clock)
+        return id(self.passes)
 
     @property
     def counted(self) -> Any:

@@ -89,7 +89,8 @@ class PresentCall:
 
         See Note [Inputs as they were].
         """
-        noted = self.gate.passes.here.notes.inputs_of(self.gate)
+        here = self.gate.passes.here
+        noted = here.notes.inputs_of(self.gate)
         if noted is None:
             return args, kwargs
         try:

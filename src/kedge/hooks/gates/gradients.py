@@ -296,7 +296,8 @@ def listen(
             listener.shape = tensor.shape
         elif type(tensor) is Tensor:
             listener.pulse = MemoryVersion(tensor)
-        handle = hook_gradient(base if base is not None else tensor, listener)
+        hooked = base if base is not None else tensor
+        handle = hook_gradient(hooked, listener)
     else:
         handle = tensor.register_hook(listener)
     listener.gate.owner.installed.keep(handle)

@@ -142,7 +142,10 @@ def _loaded(code: CodeType, at: int) -> list[Any]:
 
 def _span(positions: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return where the text of an instruction begins and ends."""
-    known = [place if place is not None else -1 for place in positions]
+    known = [-1, -1, -1, -1]
+    for i, place in enumerate(positions):
+        if place is not None:
+            known[i] = place
     line, last, column, end = known
     return (line, column), (last, end)
 

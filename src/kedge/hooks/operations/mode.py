@@ -369,7 +369,8 @@ def _run_again(here: ThreadMode, entry: ForwardUnderWay) -> None:
         else:
             passes.segments.forward(passes.here)
         entry.again.append(owner)
-        _wrap(here, entry, owner, "run_function" if reentrant else "recompute_fn")
+        name = "run_function" if reentrant else "recompute_fn"
+        _wrap(here, entry, owner, name)
 
 
 def _wrap(here: ThreadMode, entry: ForwardUnderWay, owner: Any, name: str) -> None:

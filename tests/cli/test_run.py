@@ -77,7 +77,7 @@ def test_a_run_is_recorded_and_told_in_three_lines(
     assert (recording.manifest["device"], recording.manifest["every"]) == ("cpu", 10)
     assert recording.manifest["torch"].startswith("2.")
     assert recording.end is not None
-    assert {k: recording.end[k] for k in ("exit", "steps", "sampled", "error")} == {
+    assert {k: getattr(recording.end, k) for k in ("exit", "steps", "sampled", "error")} == {
         "exit": 0,
         "steps": 25,
         "sampled": 4,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kedge.frames import SourceLine
     from kedge.rules.rule import Finding
     from kedge.store.recording import Recording
 
@@ -23,13 +23,13 @@ def annotation(recording: Recording, finding: Finding, workspace: str) -> str:
     """
     source = _source(recording, finding.site)
     properties = {"title": finding.code}
-    if source and (file := _inside(str(source["file"]), workspace)):
-        properties = {"file": file, "line": str(source["line"]), **properties}
+    if source and (file := _inside(source.file, workspace)):
+        properties = {"file": file, "line": str(source.line), **properties}
     named = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in properties.items())
     return f"::{LEVELS[finding.severity]} {named}::{_escaped(f'{finding.message} {finding.remedy}'.rstrip())}"
 
 
-def _source(recording: Recording, text: str) -> Mapping[str, Any] | None:
+def _source(recording: Recording, text: str) -> SourceLine | None:
     """Return the program's line of a site: its own, or that of its module."""
     found = next((site for site in recording.sites if site.site == text), None)
     if found is None:

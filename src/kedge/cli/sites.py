@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kedge.inspection.function_operations import OutsideListing
     from kedge.inspection.operations import Listing
     from kedge.sites.table import SiteRow, Sites
+    from kedge.store.events import RunEvent
     from kedge.watch.models.roots import RootModule
     from kedge.watch.watcher import Watcher
 
@@ -115,7 +116,7 @@ class FirstStepSink:
         """End the program."""
         end_program()
 
-    def event(self, event: Mapping[str, Any]) -> None:
+    def event(self, event: RunEvent) -> None:
         """Ignore events."""
 
 

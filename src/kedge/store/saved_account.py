@@ -19,12 +19,14 @@ A model's own inputs count as held, and no remedy frees them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from kedge.json_input.classes import Count, left_out, required
+from kedge.json_input.shape import Misshapen
 from kedge.short_text import sized
 from kedge.sites.folding import Fold, Folding
-from kedge.store.held_tensors import NO_TENSORS, HeldTensors, held_tensors_of
+from kedge.store.held_tensors import NO_TENSORS, HeldTensors
 
 MOST_ROWS = 24
 _LONGEST = 44
@@ -68,15 +70,28 @@ class Sums:
         checkpoint: The bytes that checkpointing the module frees; 0 if there is no module.
     """
 
-    path: str | None = None
-    tensors: int = 0
-    packed: int = 0
-    bytes: int = 0
-    rebuild: int = 0
-    offload: int = 0
-    bf16: int = 0
-    int8: int = 0
-    checkpoint: int = 0
+    path: str | None = required(None)
+    tensors: Count = required(0)
+    packed: Count = left_out(0)
+    bytes: Count = required(0)
+    rebuild: Count = left_out(0)
+    offload: Count = left_out(0)
+    bf16: Count = left_out(0)
+    int8: Count = left_out(0)
+    checkpoint: Count = left_out(0)
+
+
+@dataclass(frozen=True)
+class TotalSums(Sums):
+    """Totals of all saved tensors, as a recording stores them.
+
+    Attributes:
+        parameters: Bytes of saved parameters and buffers.
+        inputs: Bytes of the model's inputs.
+    """
+
+    parameters: Count = 0
+    inputs: Count = 0
 
 
 @dataclass(frozen=True)
@@ -98,10 +113,10 @@ class LineSums:
     line: int = 0
     function: str = ""
     text: str | None = None
-    tensors: int = 0
-    packed: int = 0
-    bytes: int = 0
-    rebuild: int = 0
+    tensors: Count = 0
+    packed: Count = 0
+    bytes: Count = 0
+    rebuild: Count = 0
 
     @property
     def place(self) -> str:
@@ -126,12 +141,12 @@ class BytesOverStep:
         tensors: The tensors held at each; empty if not recorded.
     """
 
-    bytes: tuple[int, ...] = ()
-    at: tuple[int, ...] = ()
-    peak: int = 0
-    peak_at: int = 0
-    backward: int | None = None
-    holders: tuple[tuple[str | None, int], ...] = ()
+    bytes: tuple[Count, ...] = ()
+    at: tuple[Count, ...] = ()
+    peak: Count = 0
+    peak_at: Count = 0
+    backward: Count | None = None
+    holders: tuple[tuple[str | None, Count], ...] = ()
     seconds: tuple[float, ...] = ()
     tensors: HeldTensors = NO_TENSORS
 
@@ -140,10 +155,16 @@ class BytesOverStep:
         """The place of the peak in `bytes`."""
         return self.at.index(self.peak_at)
 
-    def entry(self) -> dict[str, Any]:
-        """Return the bytes over the step as a recording stores them."""
-        shown = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**shown, "tensors": self.tensors.entry() if self.tensors else None}
+    def __post_init__(self) -> None:
+        """Check that everything is of the same moments."""
+        if len(self.bytes) != len(self.at) or (self.peak and not self.at):
+            raise Misshapen(f"has {len(self.bytes)} heights at {len(self.at)} places")
+        if len(self.seconds) not in (0, len(self.at)):
+            raise Misshapen(f"has {len(self.seconds)} times at {len(self.at)} places")
+        try:
+            self.tensors.check(len(self.at))
+        except Misshapen as error:
+            raise error.within(".tensors") from None
 
 
 @dataclass(frozen=True)
@@ -175,61 +196,6 @@ class SavedAccount:
     def holders(self) -> list[Sums]:
         """The totals of each module with its submodules, if it saved anything."""
         return [sums for sums in self.tree if sums.bytes or sums.packed]
-
-    def entry(self) -> dict[str, Any]:
-        """Return the account as an event of a recording; see docs/reference/recording.md."""
-        return {
-            "bytes": self.total.bytes,
-            "modules": [_brief(sums) for sums in self.modules],
-            "total": _brief(self.total) | {"parameters": self.parameters, "inputs": self.inputs},
-            "tree": [_brief(sums) for sums in self.tree],
-            "lines": [asdict(sums) for sums in self.lines],
-            "items": list(self.items),
-            "course": self.course.entry(),
-        }
-
-
-def newest(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the newest event about saved tensors; a full account has precedence over totals."""
-    found = [event for event in events if event.get("kind") == "saved"]
-    full = [event for event in found if "total" in event]
-    own = [event for event in full if not event.get("rank")]
-    return next(reversed(own or full or found), None)
-
-
-def _brief(sums: Sums) -> dict[str, Any]:
-    """Return sums without the zero ones."""
-    return {
-        key: value
-        for key, value in asdict(sums).items()
-        if value or key in ("path", "tensors", "bytes")
-    }
-
-
-def account_of(event: Mapping[str, Any]) -> SavedAccount | None:
-    """Return the account in an event of a recording; None if the event has only totals of modules."""
-    if "total" not in event:
-        return None
-    total, course = event["total"], dict(event.get("course", {}))
-    for name in ("bytes", "at", "seconds"):
-        course[name] = tuple(course.get(name, ()))
-    course["holders"] = tuple((path, size) for path, size in course.get("holders", ()))
-    course["tensors"] = held_tensors_of(course.get("tensors"))
-    return SavedAccount(
-        total=_read(Sums, total),
-        parameters=total.get("parameters", 0),
-        inputs=total.get("inputs", 0),
-        modules=tuple(_read(Sums, each) for each in event.get("modules", ())),
-        tree=tuple(_read(Sums, each) for each in event.get("tree", ())),
-        lines=tuple(_read(LineSums, each) for each in event.get("lines", ())),
-        items=tuple(event.get("items", ())),
-        course=_read(BytesOverStep, course),
-    )
-
-
-def _read(kind: Any, entry: Mapping[str, Any]) -> Any:
-    """Return a dataclass read from an entry, which may have further keys of a newer version."""
-    return kind(**{field.name: entry[field.name] for field in fields(kind) if field.name in entry})
 
 
 # -- as tables -----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from kedge import notebook
+from kedge.frames import SourceLine
 from kedge.report.memory.picture import StepMemory
 from kedge.store.saved_account import (
     WORDS,
@@ -21,7 +22,6 @@ from kedge.store.saved_account import (
     operations_table,
     sections,
 )
-from kedge.torch_internals.source_lines import SourceLine
 
 MOST_ITEMS, MOST_LINES = 20, 50
 UNKNOWN = "(unknown)"

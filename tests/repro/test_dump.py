@@ -904,7 +904,7 @@ model = nn.Sequential(nn.Linear(3, 3), Shift())
 
 class Log:
     def event(self, event):
-        print(event["kind"])
+        print(event.kind)
 
 
 dump = FirstBadCall(lambda: Path("run.kedge"), Log(), lambda: 0)

@@ -14,7 +14,8 @@ from kedge.json_input.classes import as_json
 from kedge.short_text import percent, shortened, sized
 from kedge.sites.folding import WHOLE, Folding
 from kedge.store.held_tensors import HeldTensors, TensorKind
-from kedge.store.saved_account import BytesOverStep, named
+from kedge.store.saved_account import BytesOverStep
+from kedge.store.saved_tables import named
 
 Segments = tuple[str, ...]
 

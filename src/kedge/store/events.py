@@ -44,6 +44,11 @@ _KINDS: dict[str, type[RunEvent]] = {}
 _check_kind = fields({"kind": text})
 
 
+def kinds() -> set[str]:
+    """Return the kinds of events that this version writes."""
+    return set(_KINDS)
+
+
 def event_from(line: Any) -> RunEvent:
     """Return the event of a line.
 

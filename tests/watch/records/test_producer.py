@@ -199,7 +199,7 @@ def test_memory_that_was_freed_is_not_read() -> None:
     found = find_producer(BackwardStart((loss,), None, None), ProducerLines())
 
     assert found is not None
-    assert (found["operation"], found["certain"]) == ("log", True)
+    assert (found.operation, found.certain) == ("log", True)
     weight.untyped_storage().resize_(8)
 
 
@@ -273,7 +273,7 @@ def test_a_value_that_a_mask_hides_is_looked_for_before_the_layer_that_took_it(
     assert found is not None
     assert (found.operation, found.where, found.certain) == ("softmax", "hidden", False)
     assert "the gradient of its bias is finite and that of its weight is not" in found.detail
-    assert "among" not in found
+    assert found.among == ()
 
 
 def test_a_finite_gradient_of_a_weight_clears_what_the_layer_took() -> None:

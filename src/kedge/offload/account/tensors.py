@@ -12,16 +12,8 @@ import torch
 from kedge import notebook
 from kedge.frames import SourceLine
 from kedge.report.memory.picture import StepMemory
-from kedge.store.saved_account import (
-    WORDS,
-    BytesOverStep,
-    LineSums,
-    SavedAccount,
-    Sums,
-    TextTable,
-    operations_table,
-    sections,
-)
+from kedge.store.saved_account import BytesOverStep, LineSums, SavedAccount, Sums
+from kedge.store.saved_tables import WORDS, TextTable, operations_table, sections
 
 MOST_ITEMS, MOST_LINES = 20, 50
 UNKNOWN = "(unknown)"

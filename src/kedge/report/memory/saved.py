@@ -14,15 +14,8 @@ from kedge.report.sparkline import BLOCKS
 from kedge.short_text import counted, sized
 from kedge.store.events import SavedEvent
 from kedge.store.recording import Recording
-from kedge.store.saved_account import (
-    WORDS,
-    BytesOverStep,
-    SavedAccount,
-    TextTable,
-    folded_sums,
-    named,
-    sections,
-)
+from kedge.store.saved_account import BytesOverStep, SavedAccount
+from kedge.store.saved_tables import WORDS, TextTable, folded_sums, named, sections
 
 WIDE = 64
 #: The most characters of the name of a module, an operation or a tensor.

@@ -23,7 +23,7 @@ from kedge.short_text import for_json
 from kedge.sites.folding import block
 from kedge.store.formats import FORMATS
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.saved_account import folded_sums, sections
+from kedge.store.saved_tables import folded_sums, sections
 
 #: The formats whose limits the page draws.
 SHOWN_FORMATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.errors import RecordingError
 from kedge.stderr import Shield
-from kedge.store.events import RunEvent, StoppedEvent
 
 if TYPE_CHECKING:
+    from kedge.store.events import RunEvent
     from kedge.store.writing.folder import RecordingWriter
 
 PATIENCE = 120.0
@@ -133,8 +133,7 @@ class RecordingSink:
     def _give_up(self) -> None:
         self._kept.clear()
         if self.writer is not None:
-            stopped = StoppedEvent(step=self._step, error=str(self._shield.failure))
             with suppress(Exception):  # on a full disk there may be room for a line
-                self.writer.event(stopped)
+                self.writer.stopped(self._step, str(self._shield.failure))
             with suppress(Exception):  # the recording may be out of reach; it must not stay locked
                 self.writer.close()

@@ -56,13 +56,16 @@ class Sums:
 
 @dataclass(frozen=True)
 class TotalSums(Sums):
-    """Totals of all saved tensors, as a recording stores them.
+    """Totals of all saved tensors, as a recording stores them: each may be missing.
 
     Attributes:
         parameters: Bytes of saved parameters and buffers.
         inputs: Bytes of the model's inputs.
     """
 
+    path: str | None = None
+    tensors: Count = 0
+    bytes: Count = 0
     parameters: Count = 0
     inputs: Count = 0
 

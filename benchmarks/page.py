@@ -26,6 +26,7 @@ from kedge.report.page.document import condense
 from kedge.report.page.render import page_of
 from kedge.report.shown_run import ShownRun
 from kedge.rules.registry import ALL, check
+from kedge.store.events import EndEvent
 from kedge.store.exponents import BUCKETS, LOWEST, encode
 from kedge.store.recording import Recording
 from kedge.store.writing.folder import create
@@ -80,16 +81,7 @@ def write(folder: Path, sites: int, steps: int) -> None:
             if step == steps // 2:
                 scale[7] = np.nan
             writer.stats(step, columns(scale, shapes, step))
-        writer.event(
-            {
-                "kind": "end",
-                "exit": 0,
-                "steps": steps,
-                "sampled": steps,
-                "seconds": 1e4,
-                "watching": 1e2,
-            }
-        )
+        writer.event(EndEvent(exit=0, steps=steps, sampled=steps, seconds=1e4, watching=1e2))
 
 
 def columns(scale: np.ndarray[Any, Any], shapes: list[bytes], step: int) -> dict[str, Any]:

@@ -26,6 +26,7 @@ import numpy as np
 from kedge.cli.main import main as kedge
 from kedge.report import terminal  # noqa: F401 - what is measured is the reading, not the imports of the commands
 from kedge.rules import registry  # noqa: F401 - as above
+from kedge.store.events import EndEvent
 from kedge.store.exponents import BUCKETS, encode
 from kedge.store.recording import Recording
 from kedge.store.writing.folder import create
@@ -113,14 +114,7 @@ def write(path: Path, sites: int, steps: int) -> None:
         for number in range(steps):
             writer.stats(number * EVERY, _columns(pools[number % len(pools)], rng))
         writer.event(
-            {
-                "kind": "end",
-                "exit": 0,
-                "steps": steps * EVERY,
-                "sampled": steps,
-                "seconds": 1.0,
-                "watching": 0.0,
-            }
+            EndEvent(exit=0, steps=steps * EVERY, sampled=steps, seconds=1.0, watching=0.0)
         )
 
 

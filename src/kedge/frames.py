@@ -6,12 +6,33 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 OWN = f"{Path(__file__).parent}{os.sep}"
 INSTALLED = ("site-packages", "dist-packages")
 _LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """One place in a program's code.
+
+    Attributes:
+        file: The file, relative to the current folder if it is inside.
+        line: The line's number.
+        function: The function's qualified name.
+        text: The line, without the white space around it; None if it cannot be read.
+    """
+
+    file: str
+    line: int
+    function: str
+    text: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
 
 
 @functools.lru_cache(maxsize=4096)

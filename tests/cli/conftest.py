@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kedge.store.events import event_from
 from kedge.store.writing.folder import create
 from tests import forked
 from tests.cli.serving import Server
@@ -78,7 +79,7 @@ def recorded(tmp_path: Path) -> Callable[..., Path]:
                 bad = broken_at is not None and step >= broken_at
                 writer.stats(step, _columns([1.0, np.nan if bad else 0.5]))
             for event in events:
-                writer.event(event)
+                writer.event(event_from(event))
         return folder
 
     return write

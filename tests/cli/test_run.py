@@ -77,7 +77,7 @@ def test_a_run_is_recorded_and_told_in_three_lines(
     assert (recording.manifest["device"], recording.manifest["every"]) == ("cpu", 10)
     assert recording.manifest["torch"].startswith("2.")
     assert recording.end is not None
-    assert {k: recording.end[k] for k in ("exit", "steps", "sampled", "error")} == {
+    assert {k: getattr(recording.end, k) for k in ("exit", "steps", "sampled", "error")} == {
         "exit": 0,
         "steps": 25,
         "sampled": 4,
@@ -131,7 +131,7 @@ def test_the_end_of_the_program_is_recorded(
     )
     end = Recording.open(tmp_path / "it.kedge").end
     assert end is not None
-    assert (end["exit"], end["error"], end["steps"]) == (status, error, 1)
+    assert (end.exit, end.error, end.steps) == (status, error, 1)
 
 
 def test_the_traceback_comes_before_the_last_words(kedge: Kedge, script: Script) -> None:
@@ -438,7 +438,7 @@ def test_an_interrupted_run_is_finished(kedge: Kedge, script: Script, tmp_path: 
     assert err.splitlines()[-1] == "[kedge] see more with: kedge report it.kedge"
     end = Recording.open(tmp_path / "it.kedge").end
     assert end is not None
-    assert end["exit"] == 130
+    assert end.exit == 130
 
 
 def test_sites_that_no_module_has_are_not_taken_for_a_program_without_modules(

@@ -183,8 +183,8 @@ def test_a_full_disk_keeps_what_was_written(server: Server, tmp_path: Path) -> N
     on_disk = f"40 measured, {len(recording.steps)} of them on the disk (up to step {last}), the rest could not be written"
     assert any(on_disk in line for line in done.told), done.told
     assert recording.stopped is not None
-    assert recording.stopped["step"] > last
-    assert "File too large" in recording.stopped["error"]
+    assert recording.stopped.step > last
+    assert "File too large" in recording.stopped.error
     report = str(list(head(recording))[-1])
     assert report.startswith("the recording ends before step ")
     assert report.endswith("; the program went on")

@@ -17,6 +17,7 @@ import torch.distributed
 
 from kedge.report.head import lost_ranks
 from kedge.rules.registry import check
+from kedge.store.events import EndEvent
 from kedge.store.recording import Recording
 from tests import forked
 from tests.marks import full
@@ -169,7 +170,7 @@ def test_one_recording_has_all_ranks_and_one_speaks(ranked: Ranked) -> None:
     assert found.startswith("[kedge] no findings; "), found
     assert following == f"[kedge] see more with: kedge report {ranked.names[0]}"
     assert ranked.recording.end is not None
-    assert [e["exit"] for e in ranked.recording.events if e["kind"] == "end"] == [0] * ranked.ranks
+    assert [end.exit for end in ranked.recording.of(EndEvent)] == [0] * ranked.ranks
 
 
 def test_merged_statistics_are_those_of_the_whole_batch(ranked: Ranked, whole: Recording) -> None:
@@ -360,7 +361,7 @@ def test_an_attempt_after_a_failure_leaves_the_first_ones_recording(torchrun: La
         recording = Recording.open(torchrun.folder / recorded)
         assert recording.ranks == (0, 1)
         assert recording.steps.tolist() == [0, 1, 10]
-        ends = [event["exit"] for event in recording.events if event["kind"] == "end"]
+        ends = [end.exit for end in recording.of(EndEvent)]
         assert set(ends) <= {status}  # torchrun may stop a rank before it has ended by itself
         assert ends
     assert told(done)[-1] == "[kedge] see more with: kedge report it.restart-1.kedge"

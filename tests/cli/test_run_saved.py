@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kedge.cli.main import main
-from kedge.store.saved_account import account_of
+from kedge.store.events import SavedEvent, event_from
 from tests.cli.serving import Server
 
 Kedge = Callable[..., subprocess.CompletedProcess[str]]
@@ -198,7 +198,9 @@ def recorded_account(server: Server, tmp_path: Path) -> Path:
 def test_the_whole_step_is_in_the_account(recorded_account: Path) -> None:
     """Modules, loss modules and functional losses have their bytes; lines, remedies, the largest tensors and the peak stand there."""
     event = event_of(recorded_account)
-    account = account_of(event)
+    saved = event_from(event)
+    assert isinstance(saved, SavedEvent)
+    account = saved.account
     held = {sums.path: sums.bytes for sums in account.modules}
 
     assert {"body.1", "body.3", "CrossEntropyLoss", None} <= set(held)

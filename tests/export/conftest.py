@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from kedge.cli.main import main
+from kedge.store.events import EndEvent, NoteEvent
 from kedge.store.exponents import BUCKETS, encode
 from kedge.store.writing.folder import create
 
@@ -79,8 +80,8 @@ def path(tmp_path: Path) -> Path:
         writer.sites(SITES, [{"name": "Net", "prefix": "", "parameters": 3}])
         for step in STEPS:
             writer.stats(step, columns(step))
-        writer.event({"kind": "note", "step": 3, "text": "hello"})
-        writer.event({"kind": "end", "exit": 0, "steps": 40})
+        writer.event(NoteEvent(step=3, text="hello"))
+        writer.event(EndEvent(exit=0, steps=40))
     return tmp_path / "train.kedge"
 
 

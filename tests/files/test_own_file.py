@@ -14,6 +14,7 @@ import torch
 from kedge.errors import BeingWritten, RecordingError, StoreError
 from kedge.files.own_file import HIGH, DescriptorTaken, OwnDescriptor, OwnFile, write_all
 from kedge.offload.stores.disk import DiskStore
+from kedge.store.events import NoteEvent
 from kedge.store.recording import Recording
 from kedge.store.writing.folder import create
 
@@ -138,7 +139,7 @@ def test_a_recording_and_its_lock_go_on(tmp_path: Path, numbers: list[int]) -> N
     for number in mine:
         take(number, tmp_path / f"mine-{number}", numbers)
     writer.stats(1, {"site": [0]})
-    writer.event({"kind": "loss", "step": 1})
+    writer.event(NoteEvent(step=1))
     with pytest.raises(BeingWritten):
         create(path, {}, force=True)
     writer.close()
@@ -146,9 +147,9 @@ def test_a_recording_and_its_lock_go_on(tmp_path: Path, numbers: list[int]) -> N
     assert len(mine) == 3
     assert [(tmp_path / f"mine-{number}").read_bytes() for number in mine] == [b""] * 3
     recording = Recording.open(path)
-    assert (recording.steps.tolist(), [event["kind"] for event in recording.events]) == (
+    assert (recording.steps.tolist(), recording.events) == (
         [0, 1],
-        ["loss"],
+        (NoteEvent(step=1),),
     )
     create(path, {}, force=True).close()
 

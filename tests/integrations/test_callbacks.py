@@ -23,7 +23,7 @@ def whole(watched, steps=BATCHES):
     """Whether a recording has all steps, under the names of the model, and ended well."""
     recording = Recording.open(watched.recording)
     names = {site.site for site in recording.sites}
-    return names >= SITES and len(recording.steps) == steps and recording.end["error"] is None
+    return names >= SITES and len(recording.steps) == steps and recording.end.error is None
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_a_run_with_accumulation_evaluation_and_checkpoints(watch, tmp_path):
         recording.rows("classifier.weight:param.grad").calls.tolist() == [1] * 4
     )  # when all three have added to it
     assert recording.roots[0].prefix == ""
-    assert recording.end["exit"] == 0
+    assert recording.end.exit == 0
     assert {"checkpoint-2", "checkpoint-4"} <= {path.name for path in tmp_path.iterdir()}
     assert_unhooked(trainer.model)
 
@@ -121,8 +121,8 @@ def test_training_again_has_a_recording_of_its_own(watch, tmp_path):
         train(tmp_path, watched, Fails())
     train(tmp_path, watched)
 
-    assert Recording.open(tmp_path / "run.kedge").end["steps"] == 1
-    assert Recording.open(tmp_path / "run-2.kedge").end["steps"] == EXAMPLES // 2
+    assert Recording.open(tmp_path / "run.kedge").end.steps == 1
+    assert Recording.open(tmp_path / "run-2.kedge").end.steps == EXAMPLES // 2
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # trl uses what transformers has deprecated
@@ -174,4 +174,4 @@ def test_a_trainer_of_trl_is_one_of_transformers(watch, tmp_path):
         assert not [
             site.site for site in recording.sites if site.site.startswith("GPT2LMHeadModel")
         ]
-        assert recording.end["error"] is None
+        assert recording.end.error is None

@@ -55,6 +55,6 @@ def test_the_program_of_a_host_runs(host, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     if place:
         [recording] = tmp_path.glob(place)
-        assert Recording.open(recording).end["error"] is None
+        assert Recording.open(recording).end.error is None
     else:
         assert "2 passed" in done.stdout

@@ -172,7 +172,7 @@ def test_the_recording_is_where_the_trainer_leaves_its_results(tmp_path, capsys)
     callback = fit(Coder(), tmp_path / "results")
 
     assert callback.watched.recording.parent == tmp_path / "results"
-    assert Recording.open(callback.watched.recording).end["exit"] == 0
+    assert Recording.open(callback.watched.recording).end.exit == 0
     assert f"see more with: kedge report {callback.watched.recording}" in capsys.readouterr().err
 
 
@@ -183,7 +183,7 @@ def test_an_exception_ends_the_watching(watch, tmp_path):
         fit(model, tmp_path, watch())
 
     assert_unhooked(model)
-    assert Recording.open(tmp_path / "run.kedge").end["error"] == "RuntimeError: no more data"
+    assert Recording.open(tmp_path / "run.kedge").end.error == "RuntimeError: no more data"
 
 
 def test_a_second_fit_has_a_recording_of_its_own(watch, tmp_path):
@@ -195,7 +195,7 @@ def test_a_second_fit_has_a_recording_of_its_own(watch, tmp_path):
 
     first, second = (Recording.open(tmp_path / name) for name in ("run.kedge", "run-2.kedge"))
     assert {0, 1, 10} <= set(first.steps.tolist()) & set(second.steps.tolist())
-    assert first.end["steps"] == second.end["steps"] == BATCHES
+    assert first.end.steps == second.end.steps == BATCHES
 
 
 RANKS = """
@@ -223,5 +223,5 @@ def test_the_ranks_of_a_trainer_make_one_recording(tmp_path):
 
     assert recording.manifest["world"] == 2
     assert recording.rows("encoder.0:out").count[0] == 2 * 4 * 8
-    assert (recording.end["steps"], recording.end["error"]) == (BATCHES // 2, None)
+    assert (recording.end.steps, recording.end.error) == (BATCHES // 2, None)
     assert done.stderr.count("see more with: kedge report") == 1

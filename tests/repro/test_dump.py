@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 from kedge.repro.first_bad_call import FirstBadCall
+from kedge.store.events import RunEvent
 from kedge.testing import assert_same_bits, assert_unhooked
 from tests import forked
 
@@ -83,8 +84,8 @@ class Told(NamedTuple):
     folder: Path
     events: list[Mapping[str, Any]]
 
-    def event(self, event: Mapping[str, Any]) -> None:
-        self.events.append(event)
+    def event(self, event: RunEvent) -> None:
+        self.events.append(event.entry())
 
     def place(self) -> Path | None:
         return self.folder if (self.folder / "manifest.json").exists() else None
@@ -903,7 +904,7 @@ model = nn.Sequential(nn.Linear(3, 3), Shift())
 
 class Log:
     def event(self, event):
-        print(event["kind"])
+        print(event.kind)
 
 
 dump = FirstBadCall(lambda: Path("run.kedge"), Log(), lambda: 0)

@@ -13,7 +13,8 @@ import pytest
 import torch.distributed
 from safetensors.torch import load_file
 
-from kedge.store.recording import Recording
+from kedge.store.events import DumpEvent, NoteEvent
+from kedge.store.recording import AnyEvent, Recording
 from tests import forked
 from tests.accelerator import build
 from tests.marks import full
@@ -131,13 +132,9 @@ class TwoRanks:
     folder: Path
     device: str
 
-    def events(self, name: str, kind: str) -> list[dict[str, Any]]:
+    def events(self, name: str, kind: type[AnyEvent]) -> tuple[AnyEvent, ...]:
         """What a recording says of a kind."""
-        return [
-            event
-            for event in Recording.open(self.folder / f"{name}.kedge").events
-            if event["kind"] == kind
-        ]
+        return Recording.open(self.folder / f"{name}.kedge").of(kind)
 
     def replayed(self, name: str) -> str:
         """Run the script of rank 1's dump, alone."""
@@ -169,7 +166,7 @@ def test_watching_changes_no_bit(two: TwoRanks) -> None:
     """Gradients of each rank are those without ``--dump``, and a sound run has nothing to keep."""
     assert len(two.lines) == 2
     assert all(same for line in two.lines for same in line)
-    assert two.events("sound", "dump") == two.events("sound", "note") == []
+    assert two.events("sound", DumpEvent) == two.events("sound", NoteEvent) == ()
 
 
 @pytest.mark.parametrize(
@@ -185,9 +182,9 @@ def test_the_call_is_kept_by_the_rank_that_made_it(
     name: str, module: str, site: str, direction: str, two: TwoRanks
 ) -> None:
     """With the parameters as they are gathered for it; alone it makes the same value again."""
-    (dump,) = two.events(name, "dump")
+    (dump,) = two.events(name, DumpEvent)
     told = {"rank": 1, "module": module, "site": site, "direction": direction, "folder": "dump-0-1"}
-    assert {key: dump[key] for key in told} == told
+    assert {key: getattr(dump, key) for key in told} == told
 
     kept = load_file(two.folder / f"{name}.kedge" / "dump-0-1" / "tensors.safetensors")
     shapes = {
@@ -203,7 +200,7 @@ def test_the_call_is_kept_by_the_rank_that_made_it(
 
 def test_what_a_rank_has_only_a_part_of_is_named(two: TwoRanks) -> None:
     """No rank can run its part alone; the note says what to do."""
-    notes = {event.get("rank", 0): event["text"] for event in two.events("part", "note")}
+    notes = {event.rank or 0: event.text for event in two.events("part", NoteEvent)}
     text = (
         "no dump was written: second.act computes with args.0, of which this rank has only its part; "
         "run the program in one process to keep the call"

@@ -13,6 +13,7 @@ from kedge.rules.command import again, closer_look, with_dump_on
 from kedge.rules.judgement import judge, judgement_of
 from kedge.rules.registry import ALL
 from kedge.rules.rule import Finding, Lack, Rule
+from kedge.store.events import CompiledEvent, DumpEvent, EndEvent, event_from
 from kedge.store.recording import Recording
 from tests.rules.goldens import LACKS, makers
 from tests.rules.scenes import Course, chain, steady
@@ -57,7 +58,7 @@ def run(steps: int = 1000, measured: int = 2, **manifest: Any) -> Recording:
     made.weight("fc", steady(0.1, 1e-3, 1e-4))
     recording = made.recording()
     return dataclasses.replace(
-        recording, manifest={**MANIFEST, **manifest}, events=({"kind": "end", "steps": steps},)
+        recording, manifest={**MANIFEST, **manifest}, events=(EndEvent(steps=steps),)
     )
 
 
@@ -121,7 +122,7 @@ def test_what_took_place_unseen_is_said_in_place_of_a_tick(event, words):
     """A run whose training nobody watched has no findings, and that means nothing."""
     recording = run()
     recording = dataclasses.replace(
-        recording, events=(*recording.events, {"kind": "unseen", **event})
+        recording, events=(*recording.events, event_from({"kind": "unseen", **event}))
     )
     judgement = judge(recording, [Lacking("A", 20)])
 
@@ -236,7 +237,7 @@ def test_a_dump_is_advised_where_every_step_was_measured_and_none_was_made():
 
 def test_a_run_with_compiled_code_is_advised_to_dump_uncompiled():
     """Calls in compiled code cannot be kept: the command switches compiling off, also after a run whose dump kept none."""
-    everything, compiled = {"budget": None, "every": 1}, {"kind": "compiled", "step": 0}
+    everything, compiled = {"budget": None, "every": 1}, CompiledEvent(step=0)
 
     def of(*events, sites=("out",), **manifest):
         found = run(**manifest)
@@ -252,7 +253,10 @@ def test_a_run_with_compiled_code_is_advised_to_dump_uncompiled():
         with_dump_on(of(compiled, dump=True))
         == "TORCH_COMPILE_DISABLE=1 kedge run --dump train.py --lr 0.1"
     )
-    assert with_dump_on(of(compiled, {"kind": "dump"}, dump=True)) == ""
+    assert (
+        with_dump_on(of(compiled, DumpEvent(step=0, site="a:out", folder="dump-0"), dump=True))
+        == ""
+    )
     assert 'after torch.compiler.set_stance("force_eager")' in with_dump_on(
         of(compiled, script="python")
     )

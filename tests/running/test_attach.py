@@ -123,7 +123,7 @@ def test_a_training_that_was_watched_now_and_then_has_the_same_losses_and_nothin
     assert told["own"] == 0
     recording = Recording.open(tmp_path / "1.kedge")
     assert len(recording.steps)
-    assert recording.end["steps"] >= 1
+    assert recording.end.steps >= 1
     assert recording.manifest["late"]
 
 
@@ -184,7 +184,7 @@ def test_a_training_that_ends_while_it_is_watched_has_a_whole_recording(running,
     training.stop()
 
     assert heard[-1] == {"event": "over", "why": "the program ended"}
-    assert Recording.open(tmp_path / "a.kedge").end["exit"] == 0
+    assert Recording.open(tmp_path / "a.kedge").end.exit == 0
 
 
 def test_a_program_in_a_long_call_is_left_alone(running, tmp_path):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from kedge.errors import NewerFormat, NotARecording
 from kedge.store.columns import BINARY, COLUMNS
+from kedge.store.events import EndEvent, NoteEvent
 from kedge.store.follow import Follower
 from kedge.store.recording import Recording
 from kedge.store.writing.folder import RecordingWriter, create
@@ -89,7 +90,7 @@ def test_however_often_it_is_polled_it_is_what_opening_gives(
             sites = list(range(many))
             write(writer, step, sites[::-1] if turned else sites)
             if noted:
-                writer.event({"kind": "note", "step": step, "text": "ä"})
+                writer.event(NoteEvent(step=step, text="ä"))
             if step in polled:
                 last = follower.poll()
                 assert last is not None
@@ -175,7 +176,7 @@ def test_a_torn_step_is_read_when_it_is_whole(tmp_path: Path) -> None:
         writer.sites([site(0)], [ROOT])
         write(writer, 0, [0])
         write(writer, 1, [0])
-        writer.event({"kind": "note", "step": 1, "text": "x"})
+        writer.event(NoteEvent(step=1, text="x"))
     contents = {name: (path / name).read_bytes() for name in ("stats-0.arrows", "events.jsonl")}
     for name, cut in (("stats-0.arrows", 300), ("events.jsonl", 4)):
         (path / name).write_bytes(contents[name][:-cut])
@@ -200,7 +201,7 @@ def test_a_run_that_takes_its_place_is_followed_from_its_start(tmp_path: Path) -
         writer.sites([site(0), site(1)], [ROOT])
         for step in range(5):
             write(writer, step, [0, 1])
-        writer.event({"kind": "end", "exit": 0})
+        writer.event(EndEvent(exit=0))
     old = follower.poll()
     with create(tmp_path / "r.kedge", {"script": "new.py"}, force=True) as writer:
         writer.sites([site(0)], [ROOT])
@@ -267,6 +268,7 @@ def test_damage_is_reported_while_a_recording_is_followed(tmp_path: Path) -> Non
 WRITER = """
 import sys
 import numpy as np
+from kedge.store.events import NoteEvent
 from kedge.store.writing.folder import create
 
 writer = create(sys.argv[1], {}, force=True)
@@ -278,7 +280,7 @@ for step in range(1_000_000):
     rows = len(sites)
     writer.stats(step, {"site": np.arange(rows), "count": np.full(rows, 2), "sum": np.arange(rows) + step * 1000.0})
     if step % 20 == 0:
-        writer.event({"kind": "note", "step": step, "text": "x" * 500})
+        writer.event(NoteEvent(step=step, text="x" * 500))
     print(step, flush=True)
 """
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kedge.json_input.shape import Misshapen
-from kedge.store.held_tensors import HeldSpan, HeldTensors, TensorKind, held_tensors_of, limited
-from kedge.store.reading.shapes import EVENTS
-from kedge.store.saved_account import BytesOverStep, SavedAccount, Sums, account_of
+from kedge.store.events import SavedEvent, event_from
+from kedge.store.held_tensors import HeldSpan, HeldTensors, TensorKind, limited
+from kedge.store.saved_account import BytesOverStep, SavedAccount, Sums
 
 HELD = HeldTensors(
     (
@@ -22,21 +22,27 @@ HELD = HeldTensors(
 )
 
 
-def event(held: HeldTensors = HELD) -> dict[str, Any]:
+def line(held: HeldTensors = HELD) -> dict[str, Any]:
     """Return the event of a recording with these tensors, as it is read again."""
-    line = BytesOverStep((24, 64, 40, 16), (1, 3, 4, 6), 64, 3, 4, (), (0.0, 0.1, 0.2, 0.3), held)
-    account = SavedAccount(Sums(None, 4, 64, 64), 0, 16, (), (), (), (), line)
-    entry: dict[str, Any] = json.loads(json.dumps(account.entry()))
-    return {"step": 0, **entry}
+    course = BytesOverStep((24, 64, 40, 16), (1, 3, 4, 6), 64, 3, 4, (), (0.0, 0.1, 0.2, 0.3), held)
+    account = SavedAccount(Sums(None, 4, 64, 64), 0, 16, (), (), (), (), course)
+    entry: dict[str, Any] = json.loads(json.dumps(SavedEvent.of(account, step=0).entry()))
+    return entry
+
+
+def account_of(line: dict[str, Any]) -> SavedAccount:
+    """Return the account in a line of a recording."""
+    event = event_from(line)
+    assert isinstance(event, SavedEvent)
+    assert event.account is not None
+    return event.account
 
 
 def test_they_are_read_as_they_were_written() -> None:
     """Each text stands once; the event has the shape that readers check."""
-    written = event()
-    EVENTS["saved"](written)
+    written = line()
     account = account_of(written)
 
-    assert account is not None
     assert account.course.tensors == HELD
     assert account.course.seconds == (0.0, 0.1, 0.2, 0.3)
     assert written["course"]["tensors"]["node"] == ["ExpBackward0", None]
@@ -44,14 +50,12 @@ def test_they_are_read_as_they_were_written() -> None:
 
 def test_a_recording_from_before_has_none() -> None:
     """A reader finds the bytes over the step, and no tensors."""
-    written = event()
+    written = line()
     del written["course"]["tensors"], written["course"]["seconds"]
-    EVENTS["saved"](written)
     account = account_of(written)
 
-    assert account is not None
     assert not account.course.tensors
-    assert not held_tensors_of(None)
+    assert not HeldTensors.from_json(None)
     assert account.course.bytes == (24, 64, 40, 16)
 
 
@@ -74,11 +78,11 @@ def test_a_recording_from_before_has_none() -> None:
 )
 def test_what_does_not_fit_together_is_an_error(place: str, value: Any, said: str) -> None:
     """A number without a text, a span of no kind or outside of the step: the error names the key."""
-    written = event()
+    written = line()
     written["course"]["tensors"][place] = value
 
     with pytest.raises(Misshapen, match=said):
-        EVENTS["saved"](written)
+        event_from(written)
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3])
@@ -89,4 +93,4 @@ def test_of_too_many_the_largest_are_listed_and_the_others_added_up(most: int) -
     assert [few.bytes(moment) for moment in range(4)] == [HELD.bytes(moment) for moment in range(4)]
     assert len(few.spans) == most
     assert {few.kinds[span.kind] for span in few.spans} == set(few.kinds)
-    EVENTS["saved"](event(few))
+    assert account_of(line(few)).course.tensors == (few or HeldTensors())

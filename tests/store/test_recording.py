@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from kedge.errors import NewerFormat, NoSuchSite, NotARecording
+from kedge.store.events import EndEvent, LedgerLine, NoteEvent, event_from
 from kedge.store.recording import FORMAT, Recording, Root, SiteInfo
 from kedge.store.writing.folder import create
 
@@ -46,11 +47,16 @@ def folder(tmp_path: Path) -> Path:
                 step,
                 {"site": [0, 1], "count": [4, 2], "sum": [step, 1.0], "active": [b"\x81", b""]},
             )
-        writer.event({"kind": "note", "step": 3, "text": "näh"})
+        writer.event(NoteEvent(step=3, text="näh"))
         writer.event(
-            {"kind": "ledger", "sites": [{"site": "fc:out", "fired": 0, "cause": "never called"}]}
+            event_from(
+                {
+                    "kind": "ledger",
+                    "sites": [{"site": "fc:out", "fired": 0, "cause": "never called"}],
+                }
+            )
         )
-        writer.event({"kind": "end", "exit": 0})
+        writer.event(EndEvent(exit=0))
     return path
 
 
@@ -80,9 +86,9 @@ def test_what_was_written_is_read(folder: Path) -> None:
     assert recording.series("conv1", "mean").tolist() == [0, 2.5]
     assert recording.series("conv1.weight:param", "mean").tolist() == [0.5, 0.5]
     assert recording.rows("conv1").active == (b"\x81", b"\x81")
-    assert recording.events[0] == {"kind": "note", "step": 3, "text": "näh"}
-    assert recording.end == {"kind": "end", "exit": 0}
-    assert recording.ledger == ({"site": "fc:out", "fired": 0, "cause": "never called"},)
+    assert recording.events[0] == NoteEvent(step=3, text="näh")
+    assert recording.end == EndEvent(exit=0)
+    assert recording.ledger == (LedgerLine(site="fc:out", fired=0, cause="never called"),)
     assert not recording.truncated
 
 
@@ -220,7 +226,7 @@ def test_a_torn_event_is_left_out(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     recording = Recording.open(folder)
 
-    assert [event["kind"] for event in recording.events] == ["note", "ledger"]
+    assert [event.kind for event in recording.events] == ["note", "ledger"]
     assert (recording.end, recording.truncated) == (None, True)
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kedge.store.saved_account import BytesOverStep, SavedAccount, Sums, sections
+from kedge.store.saved_account import BytesOverStep, SavedAccount, Sums
+from kedge.store.saved_tables import sections
 
 
 def test_a_large_holder_behind_many_equal_ones_is_listed() -> None:

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
+from kedge.frames import SourceLine
 from kedge.torch_internals.source_lines import (
-    SourceLine,
     calling_frame,
     forward_of,
     module_tree,

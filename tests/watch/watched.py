@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.actions.measure.meter import Meter
+from kedge.store.events import RunEvent
 from kedge.store.recording import Recording
 from kedge.watch.step import StepKind
 from kedge.watch.steps.budget import Budget
@@ -68,8 +69,8 @@ class Memory:
                 {"step": step, **{name: column[i] for name, column in columns.items()}}
             )
 
-    def event(self, event: Mapping[str, Any]) -> None:
-        self.events.append(event)
+    def event(self, event: RunEvent) -> None:
+        self.events.append(event.entry())
 
     def recording(self) -> Recording:
         return Recording.build(self.entries, self.rows, {"every": 10}, self.events, self.roots)

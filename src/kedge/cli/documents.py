@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +44,8 @@ def reported(
 ) -> dict[str, Any]:
     """Return a report: the run, its findings, and the newest figures of some modules."""
     recording = shown_run.recording
-    end: Mapping[str, Any] = recording.end or {}
     run = {key: recording.manifest.get(key) for key in RUN}
-    run |= {key: end.get(key) for key in END}
+    run |= {key: getattr(recording.end, key, None) for key in END}
     run |= {"ended": recording.end is not None, "sampled": len(recording.steps)}
     roots = [{"model": root.name, "parameters": root.parameters} for root in recording.roots]
     return {

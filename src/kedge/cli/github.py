@@ -6,10 +6,10 @@ They are lines such as ``::error file=net.py,line=12,title=NAN-BORN::MESSAGE``.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kedge.frames import SourceLine
     from kedge.rules.rule import Finding
     from kedge.store.recording import Recording
 
@@ -27,16 +27,16 @@ def annotation(recording: Recording, finding: Finding, workspace: str) -> str:
     properties = {}
     source = _source(recording, finding.site)
     if source:
-        file = _inside(str(source["file"]), workspace)
+        file = _inside(source.file, workspace)
         if file:
-            properties = {"file": file, "line": str(source["line"])}
+            properties = {"file": file, "line": str(source.line)}
     properties["title"] = finding.code
     named = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in properties.items())
     message = _escaped(f"{finding.message} {finding.remedy}".rstrip())
     return f"::{LEVELS[finding.severity]} {named}::{message}"
 
 
-def _source(recording: Recording, text: str) -> Mapping[str, Any] | None:
+def _source(recording: Recording, text: str) -> SourceLine | None:
     """Return the program's line of a site: its own, or that of its module."""
     found = next((site for site in recording.sites if site.site == text), None)
     if found is None:

@@ -133,7 +133,7 @@ class ReportCommand:
         if args.saved:
             from kedge.report.memory.saved import render_saved
             from kedge.report.terminal import console_for
-            from kedge.store.saved_account import MOST_ROWS
+            from kedge.store.saved_tables import MOST_ROWS
 
             most = None if args.all else MOST_ROWS
             render_saved(recording, console_for(), most)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kedge.inspection.function_operations import OutsideListing
     from kedge.inspection.operations import Listing
     from kedge.sites.table import SiteRow, Sites
+    from kedge.store.events import RunEvent
     from kedge.watch.models.roots import RootModule
     from kedge.watch.watcher import Watcher
 
@@ -127,7 +128,7 @@ class FirstStepSink:
         """End the program: the step alone matters."""
         end_program()
 
-    def event(self, event: Mapping[str, Any]) -> None:
+    def event(self, event: RunEvent) -> None:
         """Ignore events."""
 
 

@@ -214,7 +214,7 @@ def _largest(facts: FirstParting, site: int | None) -> float | None:
 
 
 def _rates(recording: Recording) -> list[list[float]]:
-    return [entry.get("rates", []) for entry in optimizers(recording) or ()]
+    return [list(optimizer.rates) for optimizer in optimizers(recording) or ()]
 
 
 def _listed(rates: list[list[float]]) -> str:
@@ -244,6 +244,4 @@ def optimizer(facts: FirstParting) -> PartingCause | None:
 
 
 def _types(recording: Recording) -> str:
-    return ", ".join(
-        str(entry["type"]) for entry in optimizers(recording) or () if entry.get("type")
-    )
+    return ", ".join(optimizer.type for optimizer in optimizers(recording) or ())

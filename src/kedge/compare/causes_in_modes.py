@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod, sqrt
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +14,7 @@ from kedge.compare.first_parting import FirstParting, PartingCause
 from kedge.compare.wording import name_of_module, names_of_modules
 from kedge.rules.recorded.optimizers import events_of
 from kedge.short_text import counted
+from kedge.store.events import ModesEvent
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
 
@@ -28,9 +27,6 @@ DEVIATIONS = 6
 EDGE = 1e-3
 
 
-Note = Mapping[str, Any]
-
-
 def mode(facts: FirstParting) -> PartingCause | None:
     """The cause if the first module to differ is in evaluation mode in one run, and in training mode in the other."""
     same = facts.first.same
@@ -40,7 +36,7 @@ def mode(facts: FirstParting) -> PartingCause | None:
     modes = _modes(same.module, a, b)
     if modes is None:
         return None
-    if a["training"] != b["training"]:
+    if a.training != b.training:
         who = "the model is"
     else:
         changed = [
@@ -61,21 +57,22 @@ def _sides(
     return (facts.comparison.a, same.a), (facts.comparison.b, same.b)
 
 
-def _modes_at(recording: Recording, root: int, step: int) -> Note | None:
+def _modes_at(recording: Recording, root: int, step: int) -> ModesEvent | None:
     """Return the modes of a root in a step: the last note until then, or the first, which is made with the optimizer."""
-    notes = [note for note in events_of(recording, "modes") if note.get("root") == root]
-    return next((note for note in reversed(notes) if note["step"] <= step), next(iter(notes), None))
+    notes = [note for note in events_of(recording, ModesEvent) if note.root == root]
+    return next((note for note in reversed(notes) if note.step <= step), next(iter(notes), None))
 
 
-def _modes(module: SameModule, a: Note, b: Note) -> tuple[str, str] | None:
+def _modes(module: SameModule, a: ModesEvent, b: ModesEvent) -> tuple[str, str] | None:
     """Return the modes of a module in A and in B; None if they are equal, or one of them was not noted."""
     one, other = _mode(module.a, a), _mode(module.b, b)
     return (one, other) if one is not None and other is not None and one != other else None
 
 
-def _mode(module: RecordedModule, note: Note) -> str | None:
-    lists = {"eval": "evaluation", "train": "training"}
-    return next((name for key, name in lists.items() if module.path in note.get(key, ())), None)
+def _mode(module: RecordedModule, note: ModesEvent) -> str | None:
+    if module.path in note.eval:
+        return "evaluation"
+    return "training" if module.path in note.train else None
 
 
 def dropping(facts: FirstParting) -> PartingCause | None:

@@ -25,7 +25,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from kedge import notebook
-from kedge.frames import is_between
+from kedge.frames import SourceLine, is_between
 from kedge.hooks.operations.names import name_of
 from kedge.short_text import compact
 from kedge.sites import leaves
@@ -34,7 +34,7 @@ from kedge.torch_internals.accelerators import same_random_numbers, with_doubles
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.module_calls import CALLS
-from kedge.torch_internals.source_lines import TORCH, SourceLine, source_of
+from kedge.torch_internals.source_lines import TORCH, source_of
 
 _HEAD = ("operation", "calls", "in", "out", "mean", "rms", "min", "max", "nonfinite", "line", "")
 _ALIGN = "mrmmrrrrrmm"

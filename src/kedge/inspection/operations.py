@@ -17,7 +17,7 @@ from kedge import notebook
 from kedge.calls.arguments import called_as, not_a_model, noted_arguments
 from kedge.errors import WrongCall
 from kedge.flow import Act, Event
-from kedge.frames import is_between
+from kedge.frames import SourceLine, is_between
 from kedge.hooks.operations.attention import is_inside
 from kedge.hooks.operations.mode import OPERATE
 from kedge.hooks.session import Session
@@ -27,7 +27,7 @@ from kedge.torch_internals import dynamo
 from kedge.torch_internals.accelerators import same_random_numbers
 from kedge.torch_internals.module_calls import CALLS
 from kedge.torch_internals.module_tables import modules_in, own_buffers
-from kedge.torch_internals.source_lines import SourceLine, source_of
+from kedge.torch_internals.source_lines import source_of
 
 _SHOWN = 4
 _HEAD = ("operation", "in", "out", "line", "")

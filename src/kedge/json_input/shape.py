@@ -1,7 +1,8 @@
 """The shape of JSON values: checks put together to one description for each kind of document.
 
-A check is a function that takes a value and raises `Misshapen` if it is another one. Keys that a
-description does not have are ignored: a later version may have added them.
+A check is a function that takes a value, raises `Misshapen` if it is another one, and returns it
+as it is kept: a list as a tuple, and of an object the keys that its description has. Others are
+ignored: a later version may have added them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Check = Callable[[Any], None]
+Check = Callable[[Any], Any]
 
 #: Whole numbers are below this, as they are in arrays.
 MOST = 1 << 63
@@ -47,14 +48,15 @@ def _found(value: Any) -> str:
 
 
 def _simple(expected: str, fits: Callable[[Any], bool]) -> Check:
-    def check(value: Any) -> None:
+    def check(value: Any) -> Any:
         if not fits(value):
             raise _unlike(expected, value)
+        return value
 
     return check
 
 
-anything: Check = lambda _: None  # noqa: E731
+anything: Check = lambda value: value  # noqa: E731
 text = _simple("text", lambda value: type(value) is str)
 flag = _simple("true or false", lambda value: type(value) is bool)
 whole = _simple("a whole number", lambda value: type(value) is int and -MOST <= value < MOST)
@@ -93,9 +95,8 @@ def one_of(*values: str) -> Check:
 def nullable(check: Check) -> Check:
     """Return a check that also takes null."""
 
-    def check_unless_null(value: Any) -> None:
-        if value is not None:
-            check(value)
+    def check_unless_null(value: Any) -> Any:
+        return None if value is None else check(value)
 
     return check_unless_null
 
@@ -103,15 +104,16 @@ def nullable(check: Check) -> Check:
 def list_of(check: Check, length: int | None = None) -> Check:
     """Return the check of a list whose values all have one shape, and of its length if that is given."""
 
-    def check_list(value: Any) -> None:
+    def check_list(value: Any) -> tuple[Any, ...]:
         if type(value) is not list or (length is not None and len(value) != length):
             raise _unlike("a list" if length is None else f"a list of {length}", value)
-        place = 0
+        kept: list[Any] = []
         try:
-            for place, each in enumerate(value):  # noqa: B007 - for the error
-                check(each)
+            for each in value:
+                kept.append(check(each))  # noqa: PERF401 - its length is the place of an error
         except Misshapen as error:
-            raise error.within(f"[{place}]") from None
+            raise error.within(f"[{len(kept)}]") from None
+        return tuple(kept)
 
     return check_list
 
@@ -120,13 +122,15 @@ def tuple_of(*checks: Check) -> Check:
     """Return the check of a list with one shape for each of its places."""
     of_length = list_of(anything, len(checks))
 
-    def check_places(value: Any) -> None:
+    def check_places(value: Any) -> tuple[Any, ...]:
         of_length(value)
-        for place, (check, each) in enumerate(zip(checks, value, strict=True)):
-            try:
-                check(each)
-            except Misshapen as error:
-                raise error.within(f"[{place}]") from None
+        kept: list[Any] = []
+        try:
+            for check, each in zip(checks, value, strict=True):
+                kept.append(check(each))
+        except Misshapen as error:
+            raise error.within(f"[{len(kept)}]") from None
+        return tuple(kept)
 
     return check_places
 
@@ -134,10 +138,9 @@ def tuple_of(*checks: Check) -> Check:
 def mapping_of(check: Check) -> Check:
     """Return the check of an object whose values all have one shape."""
 
-    def check_values(value: Any) -> None:
+    def check_values(value: Any) -> dict[str, Any]:
         mapping(value)
-        for name, each in value.items():
-            _check_field(name, check, each)
+        return _check_items(value, lambda _: check)
 
     return check_values
 
@@ -151,25 +154,26 @@ def fields(required: Mapping[str, Check], optional: Mapping[str, Check] | None =
     """
     known = {**(optional or {}), **required}
 
-    def check_fields(value: Any) -> None:
+    def check_fields(value: Any) -> dict[str, Any]:
         mapping(value)
         for name in required:
             if name not in value:
                 raise Misshapen(f"has no {name!r}")
-        name = ""
-        try:
-            for name, each in value.items():
-                check = known.get(name)
-                if check is not None:
-                    check(each)
-        except Misshapen as error:
-            raise error.within(f".{name}") from None
+        return _check_items(value, known.get)
 
     return check_fields
 
 
-def _check_field(name: str, check: Check, value: Any) -> None:
+def _check_items(
+    value: Mapping[str, Any], check_of: Callable[[str], Check | None]
+) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    name = ""
     try:
-        check(value)
+        for name, each in value.items():
+            check = check_of(name)
+            if check is not None:
+                kept[name] = check(each)
     except Misshapen as error:
         raise error.within(f".{name}") from None
+    return kept

@@ -14,6 +14,7 @@ from rich.text import Text
 from kedge.report.sparkline import coloured, linear, sparkline
 from kedge.rules.recorded.roots import root_paths
 from kedge.short_text import counted
+from kedge.store.events import EndEvent, LossGraphEvent
 from kedge.store.recording import Recording, Rows, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints
 
@@ -122,10 +123,10 @@ def curves_of(recording: Recording) -> Iterator[Curve]:
 
 def early_end(recording: Recording, curves: Sequence[Curve]) -> str:
     """Return a sentence on curves that end long before the run, with the cause if it is the budget; otherwise nothing."""
-    end = recording.end or {}
+    end = recording.end or EndEvent()
     last = max((int(curve.steps[-1]) for curve in curves if len(curve.steps)), default=-1)
-    steps = end.get("steps") or 0
-    skipped = (end.get("levels") or {}).get("skipped", 0)
+    steps = end.steps or 0
+    skipped = (end.levels or {}).get("skipped", 0)
     if last < 0 or steps - 1 - last <= steps // 10:
         return ""
     why = f": the budget left out {counted(skipped, 'step')}" if skipped else ""
@@ -203,18 +204,14 @@ def _loss(recording: Recording, site: SiteInfo, *, is_only: bool) -> str:
     if not is_only or not site.source:
         parts.append(site.site)
     if site.source:
-        parts.append(f"backward at {_printable(site.source['file'])}:{site.source['line']}")
+        parts.append(f"backward at {_printable(site.source.file)}:{site.source.line}")
     return ", ".join([*parts, *_meaning(recording, site)])
 
 
 def _meaning(recording: Recording, site: SiteInfo) -> Iterator[str]:
     """Yield what distinguishes the numbers from the tensor that one backward pass began at."""
-    graphs = (
-        event
-        for event in recording.events
-        if event.get("kind") == "loss-graph" and event["site"] == site.site
-    )
-    if any(event.get("unscaled") for event in graphs):
+    graphs = recording.of(LossGraphEvent)
+    if any(graph.unscaled for graph in graphs if graph.site == site.site):
         yield "without the GradScaler's scale"
     calls = recording.rows(site).calls
     often = int(np.median(calls)) if len(calls) else 1

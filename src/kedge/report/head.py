@@ -11,6 +11,7 @@ from rich.text import Text
 from kedge.errors import BeingWritten, RecordingError
 from kedge.short_text import counted, listed, percent, seconds
 from kedge.shown_text import typed, visible
+from kedge.store.events import EndEvent, StoppedEvent
 from kedge.store.recording import Recording
 from kedge.store.writing.lock import LOCK, check_written
 
@@ -79,12 +80,13 @@ def _amounts(recording: Recording) -> Iterator[str]:
     if end is None:
         yield f"{counted(sampled, 'step')} measured so far"
         return
-    yield f"{counted(end.get('steps', sampled), 'step')}, {sampled:,} measured"
-    total, watching = end.get("seconds"), end.get("watching")
-    if total:
-        yield seconds(total) + (
-            f", {percent(watching / total)} of it for watching" if watching is not None else ""
-        )
+    steps = sampled if end.steps is None else end.steps
+    yield f"{counted(steps, 'step')}, {sampled:,} measured"
+    if end.seconds:
+        cost = ""
+        if end.watching is not None:
+            cost = f", {percent(end.watching / end.seconds)} of it for watching"
+        yield f"{seconds(end.seconds)}{cost}"
 
 
 def lost_ranks(recording: Recording) -> Iterator[str]:
@@ -92,8 +94,7 @@ def lost_ranks(recording: Recording) -> Iterator[str]:
     world, ranks = int(recording.manifest.get("world") or 1), recording.ranks
     if world == 1:
         return
-    first = ranks[0]
-    ended = {event.get("rank", first) for event in recording.events if event.get("kind") == "end"}
+    ended = {recording.rank_of(end) for end in recording.of(EndEvent)}
     absent, cut = sorted(set(range(world)) - set(ranks)), sorted(set(ranks) - ended)
     if ended and absent:
         yield f"{_named(absent)} recorded nothing"
@@ -105,9 +106,9 @@ def _named(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed([str(rank) for rank in ranks], _NAMED_RANKS)}"
 
 
-def stopped_writing(event: Mapping[str, Any]) -> str:
-    """Return words for an event of kind ``stopped``: ``the recording ends before step 4: No space left on device``."""
-    return f"the recording ends before step {event.get('step', 0)}, which could not be written: {visible(event['error'])}"
+def stopped_writing(event: StoppedEvent) -> str:
+    """Return words for a failure to write: ``the recording ends before step 4: No space left on device``."""
+    return f"the recording ends before step {event.step or 0}, which could not be written: {visible(event.error)}"
 
 
 def _troubles(recording: Recording) -> Iterator[Text]:
@@ -128,7 +129,7 @@ def _troubles(recording: Recording) -> Iterator[Text]:
         }
         what = endings[is_written(recording)]
         yield Text(f"the recording has no end: the program {what}{last}", "yellow")
-    elif end.get("error"):
-        yield Text(f"ended with exit status {end.get('exit')}: {end['error']}", "bold red")
-    elif end.get("exit"):
-        yield Text(f"ended with exit status {end['exit']}", "bold red")
+    elif end.error:
+        yield Text(f"ended with exit status {end.exit}: {end.error}", "bold red")
+    elif end.exit:
+        yield Text(f"ended with exit status {end.exit}", "bold red")

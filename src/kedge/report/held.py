@@ -10,10 +10,12 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from kedge.json_input.classes import as_json
 from kedge.short_text import percent, shortened, sized
 from kedge.sites.folding import WHOLE, Folding
 from kedge.store.held_tensors import HeldTensors, TensorKind
-from kedge.store.saved_account import BytesOverStep, named
+from kedge.store.saved_account import BytesOverStep
+from kedge.store.saved_tables import named
 
 Segments = tuple[str, ...]
 
@@ -224,7 +226,7 @@ def memory_content(course: BytesOverStep, resident: int) -> dict[str, Any]:
         course: The bytes over the step.
         resident: The bytes of saved parameters and buffers.
     """
-    content = course.entry() | {"resident": resident}
+    content: dict[str, Any] = as_json(course) | {"resident": resident}
     if content["tensors"] is not None:
         folded = folded_paths(course.tensors)
         content["tensors"]["folded"] = [folded.get(path) for path in content["tensors"]["path"]]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from rich.text import Text
 
@@ -16,7 +15,6 @@ from kedge.report.module_table import marks_of
 from kedge.rules.judgement import Judgement, judgement_of
 from kedge.rules.rule import Finding, Rule
 from kedge.store.recording import Recording
-from kedge.store.saved_account import newest
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +78,3 @@ class ShownRun:
     def marks(self, shown: Sequence[ModuleLine]) -> dict[str, Text]:
         """Return the marks before lines with findings, by label."""
         return marks_of(shown, self.findings)
-
-    @cached_property
-    def saved(self) -> Mapping[str, Any] | None:
-        """The newest event about the tensors that autograd saves."""
-        return newest(self.recording.events)

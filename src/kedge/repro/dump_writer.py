@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from kedge.hooks.firing.schedule import rank
 from kedge.repro.package import CallPackage
 from kedge.stderr import Shield
+from kedge.store.events import BadOperation, DumpEvent, OperationsEvent, RunEvent
 
 
 class EventLog(Protocol):
     """The recording, as far as a dump writes to it."""
 
-    def event(self, event: Mapping[str, Any]) -> None:
+    def event(self, event: RunEvent) -> None:
         """Write one event."""
 
 
@@ -32,7 +33,7 @@ class DumpWriter:
         self,
         place: Callable[[], Path | None],
         log: EventLog,
-        rerun: Callable[[Path], list[dict[str, Any]]] | None = None,
+        rerun: Callable[[Path], list[BadOperation]] | None = None,
     ) -> None:
         self._place, self._log, self._rerun = place, log, rerun
         self._chosen: tuple[CallPackage, bool] | None = None
@@ -67,13 +68,21 @@ class DumpWriter:
             else []
         )
         if made and self._written is not None:
-            self._log.event({"kind": "operation", "folder": self._written.name, "operations": made})
+            self._log.event(OperationsEvent(folder=self._written.name, operations=tuple(made)))
 
     def _write(self, folder: Path, package: CallPackage, reached: bool) -> None:
         name = f"dump-{package.step}" + (f"-{rank()}" if rank() else "")
         package.write(folder / name)
         self._written, suspect = folder / name, package.suspect
         module = suspect.call.label if suspect.call is not None else None
-        value = {"site": suspect.site, "folder": name, "module": module, "value": suspect.value}
-        about = {"step": package.step, **value, "direction": suspect.direction, "reached": reached}
-        self._log.event({"kind": "dump", **about})
+        self._log.event(
+            DumpEvent(
+                step=package.step,
+                site=suspect.site,
+                folder=name,
+                module=module,
+                value=suspect.value,
+                direction=suspect.direction,
+                reached=reached,
+            )
+        )

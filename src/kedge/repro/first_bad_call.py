@@ -34,6 +34,7 @@ from kedge.repro.finiteness import Bad, FinitenessCheck, PendingChecks, bad
 from kedge.repro.package import SuspectPackages
 from kedge.repro.suspects import FirstBadSearch, SuspectCall
 from kedge.stderr import Shield
+from kedge.store.events import BadOperation, NoteEvent
 from kedge.torch_internals.dynamo import has_compiled
 from kedge.torch_internals.own_work import own_work
 
@@ -58,7 +59,7 @@ class FirstBadCall:
         log: EventLog,
         step: Callable[[], int],
         *,
-        rerun: Callable[[Path], list[dict[str, Any]]] | None = None,
+        rerun: Callable[[Path], list[BadOperation]] | None = None,
         limit: int = LIMIT,
     ) -> None:
         self._log, self._step = log, step
@@ -187,9 +188,8 @@ class FirstBadCall:
         self._dump.write()
 
     def _note(self, text: str, step: int | None = None) -> None:
-        self._log.event(
-            {"kind": "note", "step": self._step() if step is None else step, "text": text}
-        )
+        at = self._step() if step is None else step
+        self._log.event(NoteEvent(step=at, text=text))
 
 
 def _spoils(optimizer: Optimizer) -> bool:

@@ -39,8 +39,10 @@ from torch import Tensor
 
 from kedge.flow import Act, Event
 from kedge.inspection.operations import Listing
+from kedge.json_input.classes import as_json, read_as
 from kedge.repro.finiteness import counts
 from kedge.sites.site import Site
+from kedge.store.events import BadOperation
 from kedge.torch_internals.graph_task import current_node
 
 PATIENCE = 60.0
@@ -52,11 +54,10 @@ _PLACING = frozenset(
 _MARK = "kedge found: "
 _PLACE_IN_RUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
-Found = list[dict[str, Any]]
 Key = tuple[int, Site]
 
 
-def operations_of(folder: Path) -> Found:
+def operations_of(folder: Path) -> list[BadOperation]:
     """Run the call of a dump again, and return the operations that made its non-finite values.
 
     Args:
@@ -84,7 +85,8 @@ def operations_of(folder: Path) -> Found:
             errors="replace",
             **quiet,
         )
-        return list(json.loads(ended.stdout.rpartition(_MARK)[2])) if _MARK in ended.stdout else []
+        _, mark, found = ended.stdout.rpartition(_MARK)
+        return [read_as(BadOperation, each) for each in json.loads(found)] if mark else []
     except (
         OSError,
         ValueError,
@@ -94,7 +96,7 @@ def operations_of(folder: Path) -> Found:
         return []
 
 
-def rerun(folder: Path) -> Found:
+def rerun(folder: Path) -> list[BadOperation]:
     """Run the call of a dump again in this process; see `operations_of`."""
     script, seen = _load(folder / "replay.py"), _seen(folder)
     if seen is None or not script.is_here(script.DEVICE):
@@ -150,7 +152,7 @@ class BadOperationListing(Listing):
 
         return act
 
-    def described(self, made: list[tuple[str, Key]], label: str, kind: str) -> Found:
+    def described(self, made: list[tuple[str, Key]], label: str, kind: str) -> list[BadOperation]:
         """Describe the first operation that made infinities and the first that made NaN, in this order.
 
         Args:
@@ -158,7 +160,7 @@ class BadOperationListing(Listing):
             label: The path of the module that was called.
             kind: The kind of their sites.
         """
-        listed, found = self.operations(), []
+        listed, found = self.operations(), list[BadOperation]()
         upto = next((i for i, (value, _) in enumerate(made) if value == "nan"), len(made) - 1)
         for value in ("inf", "nan"):
             key = next((key for each, key in made[: upto + 1] if each == value), None)
@@ -167,12 +169,9 @@ class BadOperationListing(Listing):
             row = self._rows[key]
             name = listed.name(row)
             site = f"{label}{name}" if name.startswith("/") or not label else f"{label}.{name}"
-            source = row.source
-            place = {} if source is None else {
-                "file": source.file, "line": source.line, "function": source.function, "text": source.text
-            }  # fmt: skip
             operation = row.site.op[0] if row.site.op is not None else ""
-            found.append({"site": f"{site}:{kind}", "name": operation, "value": value, **place})
+            made_it = BadOperation(site=f"{site}:{kind}", name=operation, value=value)
+            found.append(made_it if row.source is None else replace(made_it, **vars(row.source)))
         return found
 
     def _check(self, value: Tensor, node: Any, event: Event) -> None:
@@ -260,7 +259,7 @@ def main() -> None:
             Path(os.devnull).open("w") as nowhere,
         ):
             os.dup2(nowhere.fileno(), 1)
-            out.write(f"{_MARK}{json.dumps(rerun(Path(sys.argv[1])))}\n")
+            out.write(f"{_MARK}{json.dumps(as_json(rerun(Path(sys.argv[1]))))}\n")
     finally:
         os._exit(0)  # in any case: exit handlers of the program's code must not run here
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from kedge.shown_text import typed
+from kedge.store.events import CompiledEvent, DumpEvent
 from kedge.store.recording import Recording
 
 #: The script in the manifest of a program that was not started as one.
@@ -37,13 +38,14 @@ def measures_all(recording: Recording) -> bool:
 
 def dumps(recording: Recording) -> bool:
     """Whether the first bad call was kept, or would have been; calls in compiled code cannot be kept."""
-    kept = any(event.get("kind") == "dump" for event in recording.events)
-    return kept or (bool(recording.manifest.get("dump")) and not is_compiled(recording))
+    return bool(recording.of(DumpEvent)) or (
+        bool(recording.manifest.get("dump")) and not is_compiled(recording)
+    )
 
 
 def is_compiled(recording: Recording) -> bool:
     """Whether the run had compiled code."""
-    return any(event.get("kind") == "compiled" for event in recording.events)
+    return bool(recording.of(CompiledEvent))
 
 
 def again(recording: Recording, purpose: str, since: str = "") -> str:

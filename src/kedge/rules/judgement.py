@@ -8,13 +8,13 @@ long as the steps before it: those after it show nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kedge.rules.command import closer_look
 from kedge.rules.registry import ALL, by_code, can_judge, in_order
 from kedge.rules.rule import Finding, Lack, Rule
+from kedge.store.events import UnseenDetail, UnseenEvent
 from kedge.store.recording import Recording
 
 
@@ -111,11 +111,7 @@ def judgement_of(
         sound=sound,
         fatal="" if fatal is None else fatal.code,
         ended=recording.end is not None,
-        unseen=tuple(
-            dict.fromkeys(
-                _words(event) for event in recording.events if event.get("kind") == "unseen"
-            )
-        ),
+        unseen=tuple(dict.fromkeys(map(_words, recording.of(UnseenEvent)))),
     )
 
 
@@ -133,21 +129,20 @@ def helps(recording: Recording, lack: Lack, sound: int | None = None) -> bool:
     return lack.grows and expected >= lack.need
 
 
-def _words(event: Mapping[str, Any]) -> str:
+def _words(event: UnseenEvent) -> str:
     """Return a description of computations that Kedge could not watch."""
-    detail = event.get("detail") or {}
-    if event.get("what") == "children":
-        seconds = detail.get("seconds")
-        return f"{f'{seconds:.3g} s of ' if seconds else ''}computation in child processes"
-    if event.get("what") == "hook-tables":
+    detail = event.detail or UnseenDetail()
+    if event.what == "children":
+        return f"{f'{detail.seconds:.3g} s of ' if detail.seconds else ''}computation in child processes"
+    if event.what == "hook-tables":
         return "modules, because the program replaced PyTorch's global hooks"
-    if event.get("what") == "failed":
-        return f"{detail.get('name')} ({detail.get('cause')})"
-    return str(event.get("what", "a part of the program"))
+    if event.what == "failed":
+        return f"{detail.name} ({detail.cause})"
+    return event.what
 
 
 def _length(recording: Recording) -> int:
     """Return the number of steps of the run, as far as it is known."""
-    end = recording.end or {}
+    ended = recording.end.steps if recording.end is not None else None
     last = int(recording.steps[-1]) + 1 if len(recording.steps) else 0
-    return max(int(end.get("steps") or 0), last)
+    return max(ended or 0, last)

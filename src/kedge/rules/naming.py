@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
@@ -25,14 +24,26 @@ def name_at(path: str, kind: str) -> str:
     return f"{shown} ({kind})" if path and kind and path != kind else shown or kind or "the model"
 
 
-def line_of(source: Mapping[str, Any]) -> str:
+class Placed(Protocol):
+    """What has a line of the program, if it is known."""
+
+    @property
+    def file(self) -> str | None:
+        """The file."""
+
+    @property
+    def line(self) -> int | None:
+        """The number of the line."""
+
+
+def line_of(placed: Placed) -> str:
     """Return a line of the program as ``file:line``."""
-    return f"{source['file']}:{source['line']}"
+    return f"{placed.file}:{placed.line}"
 
 
-def text_of(source: Mapping[str, Any]) -> str:
+def quoted(text: str | None) -> str:
     """Return the text of a line for the end of a sentence; empty if it is not known."""
-    return f': "{source["text"]}"' if source.get("text") else ""
+    return f': "{text}"' if text else ""
 
 
 def plain(number: float) -> float | None:

@@ -243,9 +243,9 @@ class RankDeparts(Rule):
         ended = {
             rank: end
             for rank, end in zip(group.ranks, ends, strict=True)
-            if end and not end.get("exit")
+            if end is not None and not end.exit
         }
-        taken = {rank: end["steps"] for rank, end in ended.items() if "steps" in end}
+        taken = {rank: end.steps for rank, end in ended.items() if end.steps is not None}
         if len(taken) < len(ends) or len(set(taken.values())) < 2 or not group.recording.sites:
             return
         least, most = min(taken.values()), max(taken.values())
@@ -368,7 +368,7 @@ def _relative(course: Floats) -> Floats:
 def _last_step(share: Recording) -> int:
     """Return the last step in a rank's recording, or before its end."""
     if share.end is not None:
-        return int(share.end.get("steps", 1)) - 1
+        return (share.end.steps or 1) - 1
     return max(
         (int(rows.step[-1]) for site in share.sites if len(rows := share.rows(site))), default=-1
     )

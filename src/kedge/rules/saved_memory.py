@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.sites.site import escape
+from kedge.store.events import SavedEvent
 from kedge.store.recording import Recording
+from kedge.store.saved_account import Sums
 
 MIB = 2**20
 
@@ -60,36 +62,33 @@ class SavedMemory(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every such module of the step in which most was saved."""
-        written = [event for event in recording.events if event.get("kind") == "saved"]
-        fullest = max(written, key=lambda event: event["bytes"], default=None)
+        fullest = max(recording.of(SavedEvent), key=lambda event: event.bytes, default=None)
         if fullest is None:
             return
-        modules = sorted(fullest["modules"], key=lambda module: -module["bytes"])
+        modules = sorted(fullest.modules, key=lambda module: -module.bytes)
         for place, module in enumerate(modules):
-            if module["bytes"] > self.floor and module["bytes"] > self.share * fullest["bytes"]:
+            if module.bytes > self.floor and module.bytes > self.share * fullest.bytes:
                 yield self._finding(fullest, module, modules[place + 1 :])
 
     def lacking(self, recording: Recording) -> Lack | None:  # noqa: ARG002 - nothing can be missing
         """Return None: a run without this hint about memory is judged in full."""
         return None
 
-    def _finding(
-        self, event: Mapping[str, Any], module: Mapping[str, Any], after: list[Mapping[str, Any]]
-    ) -> Finding:
-        held, total, path = module["bytes"], event["bytes"], module["path"]
+    def _finding(self, event: SavedEvent, module: Sums, after: list[Sums]) -> Finding:
+        held, total, path = module.bytes, event.bytes, module.path
         return Finding(
             code=self.code,
             severity=self.severity,
             site=f"{escape(path or '')}:saved",
-            step=event["step"],
+            step=event.step,
             message=f"{_named(path)} holds {held / MIB:,.0f} MiB of the {total / MIB:,.0f} MiB ({held / total:.0%}) that "
-            f"autograd saves for backward in step {event['step']}.",
+            f"autograd saves for backward in step {event.step}.",
             evidence={
                 "bytes": held,
-                "tensors": module["tensors"],
+                "tensors": module.tensors,
                 "total": total,
                 "share": plain(held / total),
-                "next": {other["path"]: other["bytes"] for other in after[:NAMED]},
+                "next": {other.path: other.bytes for other in after[:NAMED]},
             },
             confidence=0.95,
             remedy="Checkpoint it (torch.utils.checkpoint) to compute it again in backward, or keep its saved tensors "

@@ -93,7 +93,7 @@ class Pace:
             now: The time in seconds.
         """
         if recording.end is not None:
-            steps, seconds = recording.end.get("steps"), recording.end.get("seconds")
+            steps, seconds = recording.end.steps, recording.end.seconds
             return steps / seconds if steps and seconds else None
         if not len(recording.steps):
             return None

@@ -9,10 +9,13 @@ add up to the bytes held.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
 from itertools import accumulate
+from operator import ge
 from typing import Any, NamedTuple
+
+from kedge.json_input.shape import Check, Misshapen, count, fields, list_of, nullable, text
 
 #: The most spans that are listed, the largest; the bytes of the others are added up.
 MOST_SPANS = 5_000
@@ -92,14 +95,15 @@ class HeldTensors:
             self.rest[moment] if self.rest else 0
         )
 
-    def entry(self) -> dict[str, Any]:
-        """Return the tensors as a recording stores them: each text once, and kinds as numbers of texts."""
-        names = [field.name for field in fields(TensorKind)]
-        known: dict[str, dict[Any, int]] = {name: {} for name in names}
+    def to_json(self) -> dict[str, Any] | None:
+        """Return the tensors as a recording stores them: each text once, and kinds as numbers of texts; None without any."""
+        if not self:
+            return None
+        known: dict[str, dict[Any, int]] = {name: {} for name in _COLUMNS}
         kinds = [
             [
                 known[name].setdefault(value, len(known[name]))
-                for name, value in zip(names, astuple(kind), strict=True)
+                for name, value in zip(_COLUMNS, astuple(kind), strict=True)
             ]
             for kind in self.kinds
         ]
@@ -112,25 +116,64 @@ class HeldTensors:
             "rest": list(self.rest),
         }
 
+    @classmethod
+    def from_json(cls, value: Any) -> HeldTensors:
+        """Return the tensors of a recording; none if it has none.
+
+        Raises:
+            Misshapen: They are not as `to_json` returns them.
+        """
+        if value is None:
+            return NO_TENSORS
+        held = _check_entry(value)
+        columns = [held[name] for name in _COLUMNS]
+        lengths = [len(column) for column in columns]
+        if any(len(row) != len(lengths) or any(map(ge, row, lengths)) for row in held["kinds"]):
+            raise Misshapen("has a number without a text").within(".kinds")
+        kinds = tuple(
+            TensorKind(*(column[at] for column, at in zip(columns, row, strict=True)))
+            for row in held["kinds"]
+        )
+        return cls(kinds, tuple(map(HeldSpan._make, held["spans"])), held["rest"])
+
+    def check(self, moments: int) -> None:
+        """Check that the spans are of known kinds, and lie within so many moments.
+
+        Raises:
+            Misshapen: They do not.
+        """
+        if any(
+            span.kind >= len(self.kinds) or not span.begin < span.end <= moments
+            for span in self.spans
+        ):
+            raise Misshapen(f"has one without a kind, or outside of the {moments} moments").within(
+                ".spans"
+            )
+        if len(self.rest) not in (0, moments):
+            raise Misshapen(f"has {len(self.rest)} sizes at {moments} moments").within(".rest")
+
 
 NO_TENSORS = HeldTensors()
 
-
-def held_tensors_of(entry: Mapping[str, Any] | None) -> HeldTensors:
-    """Return the tensors of a recording's entry; none without one."""
-    if not entry:
-        return NO_TENSORS
-    names = [field.name for field in fields(TensorKind)]
-    columns = [
-        [tuple(value) if name == "shape" else value for value in entry[name]] for name in names
-    ]
-    kinds = (
-        TensorKind(*(column[at] for column, at in zip(columns, row, strict=True)))
-        for row in entry["kinds"]
-    )
-    return HeldTensors(
-        tuple(kinds), tuple(HeldSpan(*row) for row in entry["spans"]), tuple(entry.get("rest", ()))
-    )
+_NULLABLE_TEXTS = list_of(nullable(text))
+#: The shape of the texts of each column of the kinds.
+_COLUMNS: dict[str, Check] = {
+    "path": _NULLABLE_TEXTS,
+    "node": _NULLABLE_TEXTS,
+    "field": _NULLABLE_TEXTS,
+    "shape": list_of(list_of(count)),
+    "dtype": list_of(text),
+    "origin": list_of(text),
+    "line": _NULLABLE_TEXTS,
+}
+_check_entry = fields(
+    {
+        **_COLUMNS,
+        "kinds": list_of(list_of(count)),
+        "spans": list_of(list_of(count, 5)),
+        "rest": list_of(count),
+    }
+)
 
 
 def limited(tensors: HeldTensors, moments: int, most: int = MOST_SPANS) -> HeldTensors:

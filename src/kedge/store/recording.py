@@ -10,13 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from kedge.calls.arguments import called_as, described
 from kedge.errors import NoSuchRank, WrongCall
 from kedge.files.given_path import given_path
+from kedge.store.events import (
+    EndEvent,
+    LedgerEvent,
+    LedgerLine,
+    RunEvent,
+    SavedEvent,
+    StoppedEvent,
+    event_from,
+)
 from kedge.store.exponents import decode_all, encode
 from kedge.store.reading.json_files import FORMAT, read_manifest, read_ranks
 from kedge.store.reading.rank_reader import RankReader
@@ -28,6 +37,7 @@ from kedge.store.sites import Root, SiteInfo, SitesByText, root_from, site_from
 __all__ = ["FORMAT", "STATISTICS", "Recording", "Root", "Rows", "SiteInfo"]
 
 Entry = Mapping[str, Any]
+AnyEvent = TypeVar("AnyEvent", bound=RunEvent)
 
 
 @called_as('kedge.Recording.open("run.kedge")')
@@ -36,14 +46,14 @@ class Recording:
     """A recorded run, read from disk.
 
     The ranks of a run are read together; see Note [Ranks]. Events of ranks other than the lowest
-    have a key ``rank``.
+    have a ``rank``.
 
     Attributes:
         path: The folder.
         manifest: The properties of the run, as JSON values.
         roots: The models that the run called.
         sites: The recorded sites.
-        events: The events of the run, such as its begin and end, as JSON values.
+        events: The events of the run, such as its end; see `kedge.store.events`.
         truncated: Whether an incomplete last batch or event was left out.
         table: The statistics of every site and step.
     """
@@ -52,7 +62,7 @@ class Recording:
     manifest: Entry = field(repr=False)
     roots: tuple[Root, ...]
     sites: tuple[SiteInfo, ...] = field(repr=False)
-    events: tuple[Entry, ...] = field(repr=False)
+    events: tuple[RunEvent, ...] = field(repr=False)
     truncated: bool
     table: StatsTable | RankedTable = field(repr=False)
 
@@ -86,7 +96,7 @@ class Recording:
         sites: Iterable[SiteInfo | Entry | str] = (),
         rows: Iterable[Entry] = (),
         manifest: Entry | None = None,
-        events: Iterable[Entry] = (),
+        events: Iterable[RunEvent | Entry] = (),
         roots: Iterable[Root | Entry] = (),
     ) -> Recording:
         """Return a recording in memory, for tests and rules.
@@ -98,7 +108,7 @@ class Recording:
                 bytes or one bool per channel, ``exponents`` bytes or the 83 counts. A column left
                 out was not measured. Rows of several ranks have a ``rank``, by default 0.
             manifest: The content of ``manifest.json``.
-            events: The content of ``events.jsonl``.
+            events: Events, or lines as in ``events.jsonl``.
             roots: Roots, or entries as in ``sites.json``.
         """
         known = tuple(_built_site(i, site) for i, site in enumerate(sites))
@@ -108,7 +118,7 @@ class Recording:
             manifest=dict(manifest or {}),
             roots=tuple(root if isinstance(root, Root) else root_from(root) for root in roots),
             sites=known,
-            events=tuple(dict(event) for event in events),
+            events=tuple(e if isinstance(e, RunEvent) else event_from(e) for e in events),
             truncated=False,
             table=_built_table([_built_row(row, ids) for row in rows], known),
         )
@@ -138,34 +148,54 @@ class Recording:
         if not isinstance(self.table, RankedTable):
             return self
         part = next(part for part in self.table.parts if part.rank == rank)
-        events = tuple(event for event in self.events if event.get("rank", self.ranks[0]) == rank)
+        events = tuple(event for event in self.events if self.rank_of(event) == rank)
         sites = of_rank(self.sites, part)
         return replace(self, sites=sites, events=events, table=RankedTable((part,)))
 
-    @property
-    def end(self) -> Entry | None:
-        """The end event of the lowest rank; None while the program runs and after a kill."""
-        ends = (event for event in reversed(self.events) if event.get("kind") == "end")
-        return next((end for end in ends if end.get("rank", self.ranks[0]) == self.ranks[0]), None)
+    def of(self, kind: type[AnyEvent]) -> tuple[AnyEvent, ...]:
+        """Return the events of one kind, of all ranks, in the order in which each wrote them.
+
+        Args:
+            kind: Their class, such as `kedge.store.events.ModesEvent`.
+        """
+        return tuple(event for event in self.events if isinstance(event, kind))
+
+    def rank_of(self, event: RunEvent) -> int:
+        """Return the rank that wrote an event."""
+        return self.ranks[0] if event.rank is None else event.rank
 
     @property
-    def stopped(self) -> Entry | None:
+    def end(self) -> EndEvent | None:
+        """The end of the lowest rank; None while the program runs and after a kill."""
+        ends = [end for end in self.of(EndEvent) if self.rank_of(end) == self.ranks[0]]
+        return ends[-1] if ends else None
+
+    @property
+    def stopped(self) -> StoppedEvent | None:
         """The event of a failure to write, after which the program went on unrecorded; None without one."""
-        return next((event for event in self.events if event.get("kind") == "stopped"), None)
+        return next(iter(self.of(StoppedEvent)), None)
 
     @property
-    def ledger(self) -> tuple[Entry, ...]:
+    def saved(self) -> SavedEvent | None:
+        """The newest event about saved tensors; a full account has precedence over totals of modules."""
+        found = self.of(SavedEvent)
+        full = [event for event in found if event.total is not None]
+        own = [event for event in full if self.rank_of(event) == self.ranks[0]]
+        chosen = own or full or found
+        return chosen[-1] if chosen else None
+
+    @property
+    def ledger(self) -> tuple[LedgerLine, ...]:
         """The entries of the ledger: sites with the number of their firings, or the reason for none.
 
         In a run of several ranks, the sites that fired on none of them.
         """
-        written = (event["sites"] for event in self.events if event.get("kind") == "ledger")
-        entries = [entry for entries in written for entry in entries]
+        entries = [entry for event in self.of(LedgerEvent) for entry in event.sites]
         if not isinstance(self.table, RankedTable):
             return tuple(entries)
-        known = ((entry, self._by_text.get(entry["site"])) for entry in entries)
+        known = ((entry, self._by_text.get(entry.site)) for entry in entries)
         silent = [entry for entry, site in known if site is None or not len(self.rows(site))]
-        return tuple({entry["site"]: entry for entry in (*silent, *reversed(silent))}.values())
+        return tuple({entry.site: entry for entry in (*silent, *reversed(silent))}.values())
 
     def site(self, text: str) -> SiteInfo:
         """Return a site by its text; ``layer4`` is ``layer4:out``.
@@ -318,9 +348,11 @@ def _name(path: Path) -> str:
     return path.name or "this recording"
 
 
-def _signed(share: RankShare, *, others: bool) -> Iterable[Entry]:
+def _signed(share: RankShare, *, others: bool) -> Iterable[RunEvent]:
     """Return the events of a rank, each with its ``rank`` if others come before it."""
-    return ({**event, "rank": share.rank} for event in share.events) if others else share.events
+    if not others:
+        return share.events
+    return [replace(event, rank=share.rank) for event in share.events]
 
 
 def _ranks_named(ranks: tuple[int, ...]) -> str:

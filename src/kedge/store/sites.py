@@ -8,6 +8,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from kedge.errors import NoSuchSite
+from kedge.frames import SourceLine
+from kedge.json_input.classes import read_as
 from kedge.short_text import counted
 from kedge.sites.site import escape
 
@@ -19,8 +21,8 @@ class SiteInfo:
     ``sources`` are the ids of the sites that made the input tensors, None for a tensor that no
     watched site made. ``owner`` is the path of the module that owns a parameter, and the path
     itself for a module's site. ``shape`` is the first one seen. ``source`` is the program's line
-    that calls the module: ``file``, ``line``, ``function`` and ``text``. ``copies`` are the ranks
-    that hold the same elements of a distributed value as this one; None for an ordinary value.
+    that calls the module. ``copies`` are the ranks that hold the same elements of a distributed
+    value as this one; None for an ordinary value.
     ``partial`` says that its elements are still to be added up over those ranks.
 
     It is one entry of ``sites.json``, which is why it has so many fields.
@@ -38,7 +40,7 @@ class SiteInfo:
     sources: tuple[int | None, ...]
     owner: str
     node: str | None
-    source: Mapping[str, Any] | None = field(default=None, hash=False)
+    source: SourceLine | None = None
     copies: tuple[int, ...] | None = None
     partial: bool = False
 
@@ -107,7 +109,7 @@ class SitesByText:
 def site_from(entry: Mapping[str, Any]) -> SiteInfo:
     """Return one site of ``sites.json``; only ``id`` and ``site`` are required."""
     path, _, kind = entry["site"].rpartition(":")
-    path = entry.get("path", path)
+    path, source = entry.get("path", path), entry.get("source")
     return SiteInfo(
         id=entry["id"],
         site=entry["site"],
@@ -121,7 +123,7 @@ def site_from(entry: Mapping[str, Any]) -> SiteInfo:
         sources=tuple(entry.get("from", ())),
         owner=entry.get("owner", path),
         node=entry.get("node"),
-        source=entry.get("source"),
+        source=None if source is None else read_as(SourceLine, source),
         copies=None if entry.get("copies") is None else tuple(entry["copies"]),
         partial=entry.get("partial", False),
     )

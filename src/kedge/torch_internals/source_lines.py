@@ -17,7 +17,6 @@ import linecache
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -26,7 +25,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from kedge.frames import INSTALLED, is_between
+from kedge.frames import INSTALLED, SourceLine, is_between
 from kedge.torch_internals.module_tables import modules_in, own_parameters
 
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
@@ -34,23 +33,6 @@ _LONGEST = 200
 _PASSING = frozenset(
     f"{TORCH}{name}" for name in ("overrides.py", "_tensor.py", f"nn{os.sep}functional.py")
 )
-
-
-@dataclass(frozen=True)
-class SourceLine:
-    """One place in a program's code.
-
-    Attributes:
-        file: The file, relative to the current folder if it is inside.
-        line: The line's number.
-        function: The function's qualified name.
-        text: The line, without the white space around it; None if it cannot be read.
-    """
-
-    file: str
-    line: int
-    function: str
-    text: str | None
 
 
 def calling_frame(module: nn.Module | None = None) -> FrameType | None:

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch.utils.hooks import RemovableHandle
 
 from kedge.hooks.firing.schedule import PassCounter
+from kedge.store.events import CompiledEvent
 from kedge.torch_internals import dynamo
 from kedge.watch.models.parked_hooks import StepHooks
 from kedge.watch.records.record import TrainingRecord
@@ -96,7 +97,7 @@ class StepKinds:
         """Note, once, that code of the program is compiled: calls in it cannot be kept."""
         if not self._compiled_noted and dynamo.has_compiled():
             self._compiled_noted = True
-            self.record.writer.log.event({"kind": "compiled", "step": step})
+            self.record.writer.log.event(CompiledEvent(step=step))
 
     def pass_began(self, passes: PassCounter, *, graded: bool) -> None:
         """Decide whether a root's forward pass that has begun is measured."""

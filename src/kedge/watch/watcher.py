@@ -24,6 +24,7 @@ from kedge.hooks.roots import new_hooks
 from kedge.sites.select import Selector
 from kedge.sites.spread import averaged_over
 from kedge.stderr import say
+from kedge.store.events import LedgerEvent, LedgerLine
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.hook_tables import before_forward
 from kedge.torch_internals.module_tables import modules_in
@@ -128,9 +129,8 @@ class Watcher:
             return
         try:
             silent = self.shield.alone(self._end)
-            self.record.writer.log.event(
-                {"kind": "ledger", "sampled": self.summary.sampled, "sites": silent}
-            )
+            ledger = LedgerEvent(sampled=self.summary.sampled, sites=tuple(silent))
+            self.record.writer.log.event(ledger)
         finally:
             self._undo.close()
             self.session.end(quiet=True)
@@ -147,7 +147,7 @@ class Watcher:
         self.models.release()
         self.record.release()
 
-    def _end(self) -> list[dict[str, Any]]:
+    def _end(self) -> list[LedgerLine]:
         """Write the rest; another thread may still train, but its work is over.
 
         Returns the entries of the ledger.

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kedge.store.events import event_from
 from kedge.store.writing.folder import RecordingWriter, create
 
 MANIFEST = {
@@ -89,7 +90,7 @@ class Run:
             "watching": 0.1,
             "error": error,
         }
-        self.writer.event(end)
+        self.writer.event(event_from(end))
         self.close()
 
     def close(self) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from kedge.store.events import SavedEvent, event_from
 from kedge.store.exponents import BUCKETS, LOWEST, encode
+from kedge.store.saved_account import Sums
 from kedge.store.writing.folder import RecordingWriter, create
 
 MANIFEST = {
@@ -138,13 +140,11 @@ class Run:
 
     def end(self, **more: Any) -> None:
         """Write how the run ended."""
-        saved = [
-            {"path": name, "bytes": 1000 * (i + 1), "tensors": 2}
-            for i, name in enumerate(self.names)
-        ]
-        self.writer.event(
-            {"kind": "saved", "step": 0, "bytes": sum(s["bytes"] for s in saved), "modules": saved}
+        saved = tuple(
+            Sums(path=name, bytes=1000 * (i + 1), tensors=2) for i, name in enumerate(self.names)
         )
+        total = sum(sums.bytes for sums in saved)
+        self.writer.event(SavedEvent(step=0, bytes=total, modules=saved))
         given = {
             "kind": "end",
             "exit": 0,
@@ -154,7 +154,7 @@ class Run:
             "watching": 0.1,
             "error": None,
         }
-        self.writer.event(given | more)
+        self.writer.event(event_from(given | more))
         self.writer.close()
 
 

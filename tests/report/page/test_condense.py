@@ -24,6 +24,7 @@ from kedge.report.page.step_bins import MOST, Bins, Grouping
 from kedge.report.shown_run import ShownRun
 from kedge.rules.registry import ALL, by_code, check
 from kedge.rules.rule import Finding
+from kedge.store.events import DumpEvent, event_from
 from kedge.store.exponents import quantile
 from kedge.store.recording import Recording
 from tests.report.page.runs import Run
@@ -297,8 +298,10 @@ def test_without_source_an_operation_keeps_its_name_alone(recording: Recording) 
         "line": 3,
         "text": "x.log()",
     }
-    kept = {"kind": "dump", "step": 4, "site": "relu1:out", "folder": "dump-4"}
-    again = {"kind": "operation", "folder": "dump-4", "operations": [{**made, "function": "f"}]}
+    kept = DumpEvent(step=4, site="relu1:out", folder="dump-4")
+    again = event_from(
+        {"kind": "operation", "folder": "dump-4", "operations": [{**made, "function": "f"}]}
+    )
     shown = shareable(replace(recording, events=(*recording.events, kept, again)), source=False)
     page = render_page(ShownRun(shown, check(shown), ()))
 
@@ -307,11 +310,29 @@ def test_without_source_an_operation_keeps_its_name_alone(recording: Recording) 
     assert "x.log()" not in page
 
 
+def test_without_source_possible_operations_keep_their_names_alone() -> None:
+    """The lines of operations that may have made a value, and of one that makes the loss later, are source as well."""
+    among = [{"operation": "log", "node": "LogBackward0", "file": "secret.py", "line": 3}]
+    source = {"file": "secret.py", "line": 9, "function": "fit", "text": "loss.backward()"}
+    recording = Recording.build(
+        events=[
+            {"kind": "producer", "step": 4, "operation": "log", "among": among, "of": 1},
+            {"kind": "loss-operation", "step": 4, "loss": "loss", "source": source},
+        ]
+    )
+    producer, changed = shareable(recording, source=False).events
+
+    assert producer.entry()["among"] == [
+        {"operation": "log", "node": "LogBackward0", "file": None, "line": None}
+    ]
+    assert changed.entry()["source"] is None
+
+
 def test_a_page_tells_the_recordings_name_and_not_its_place(recording: Recording) -> None:
     """Where the recording lies is nobody's business."""
     events = (
         *recording.events,
-        {"kind": "dump", "step": 4, "site": "relu1:out", "folder": "dump-4"},
+        DumpEvent(step=4, site="relu1:out", folder="dump-4"),
     )
     shown = shareable(replace(recording, events=events))
     page = render_page(ShownRun(shown, check(shown), ()))
@@ -533,7 +554,7 @@ def test_a_page_to_share_has_no_line_of_the_producer() -> None:
         "line": 7,
         "text": "secret()",
     }
-    recording = replace(chain(5), events=(event,))
+    recording = replace(chain(5), events=(event_from(event),))
 
     told = [finding.message for finding in check(shareable(recording, source=False))]
 

@@ -12,6 +12,7 @@ import pytest
 
 from kedge.report.held import held_tree
 from kedge.report.memory.picture import StepMemory
+from kedge.store.events import SavedEvent
 from kedge.store.held_tensors import HeldSpan, HeldTensors, TensorKind
 from kedge.store.recording import Recording
 from kedge.store.saved_account import BytesOverStep, SavedAccount, Sums
@@ -258,7 +259,7 @@ def test_the_page_of_a_run_draws_it(
     account = SavedAccount(
         Sums(None, 66, PEAK, PEAK), 5000, 64, (Sums("embed", 1, 64, 64),), (), (), (), course()
     )
-    made.writer.event({"kind": "saved", "step": 0, **account.entry()})
+    made.writer.event(SavedEvent.of(account, step=0))
     made.end()
     page = tab.open(saved(Recording.open(tmp_path / "net.kedge")))
 

@@ -17,6 +17,7 @@ from kedge.report.page.live import News, PageServer, running
 from kedge.report.page.metrics import CONTENT_TYPE, metrics_of
 from kedge.report.shown_run import ShownRun
 from kedge.rules.registry import check
+from kedge.store.events import EndEvent
 from kedge.store.follow import Follower, Pace
 from kedge.store.recording import Recording
 from tests.report.page.runs import Run
@@ -104,9 +105,7 @@ def test_an_ended_run_has_its_sums(run: Callable[..., Run], tmp_path: Path) -> N
     """The seconds per step and the overhead are those of the whole run."""
     made = run()
     made.step(0)
-    made.writer.event(
-        {"kind": "end", "exit": 1, "steps": 40, "seconds": 20.0, "watching": 1.0, "slowdown": 0.05}
-    )
+    made.writer.event(EndEvent(exit=1, steps=40, seconds=20.0, watching=1.0, slowdown=0.05))
     made.writer.close()
     families = of(Recording.open(tmp_path / "net.kedge"))
 

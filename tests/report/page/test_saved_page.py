@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kedge.report.page.redact import shareable
+from kedge.store.events import SavedEvent
 from kedge.store.recording import Recording
 from kedge.store.saved_account import BytesOverStep, LineSums, SavedAccount, Sums
 from tests.report.page.runs import Run
@@ -66,7 +67,7 @@ def recorded(run: Callable[..., Run], tmp_path: Path) -> Recording:
     made = run()
     for step in range(3):
         made.step(step)
-    made.writer.event({"kind": "saved", "step": 0, **account().entry()})
+    made.writer.event(SavedEvent.of(account(), step=0))
     made.end()
     return Recording.open(tmp_path / "net.kedge")
 
@@ -164,8 +165,9 @@ def test_without_a_account_there_is_no_section(
 
 def test_without_source_the_lines_are_left_out(recorded: Recording) -> None:
     """What is shown without the source has neither lines nor the places of tensors."""
-    (event,) = [e for e in shareable(recorded, source=False).events if "total" in e]
+    event = shareable(recorded, source=False).saved
 
-    assert event["lines"] == []
-    assert [item for item in event["items"] if "line" in item] == []
-    assert event["total"]["bytes"] == 16 * MB
+    assert event is not None
+    assert event.lines == ()
+    assert [item for item in event.items if "line" in item] == []
+    assert event.bytes == 16 * MB

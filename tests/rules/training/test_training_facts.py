@@ -16,6 +16,7 @@ from kedge.rules.training.loss_below_zero import LossBelowZero
 from tests.rules.goldens import SAMPLES, Golden, golden, written
 from tests.rules.scenes import Course, size, steady
 
+SOURCE = {"file": "train.py", "line": 12, "function": "fit", "text": "loss.backward()"}
 ADAM = {"index": 0, "type": "Adam", "roots": [0], "rates": [0.001], "steps": 9}
 
 
@@ -625,7 +626,7 @@ def golden_double_softmax(*, fires: bool) -> Golden:
     """Pass what softmax returned to cross-entropy, or logits."""
     course = Course(SAMPLES[:3])
     course.weight("fc", steady(0.1, 1e-3, 1e-4))
-    course.loss([2.3, 2.2, 2.1], every=10, source={"file": "train.py", "line": 12})
+    course.loss([2.3, 2.2, 2.1], every=10, source=SOURCE)
     nodes = [
         "NllLossBackward0",
         "LogSoftmaxBackward0",
@@ -658,7 +659,7 @@ def golden_loss_below_zero(*, fires: bool) -> Golden:
     """Make nll_loss fall below zero, or the squared error that a program subtracts from something."""
     course = Course(SAMPLES[:3])
     course.weight("fc", steady(0.1, 1e-3, 1e-4))
-    course.loss([0.1, -0.2, -0.9], every=10, source={"file": "train.py", "line": 12})
+    course.loss([0.1, -0.2, -0.9], every=10, source=SOURCE)
     nodes = ["NllLossBackward0", "LogBackward0"] if fires else ["SubBackward0", "MseLossBackward0"]
     course.events = [{"kind": "loss-graph", "step": 0, "site": "loss", "nodes": nodes}]
     return written(course)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kedge.errors import NoSuchRank, NotARecording
+from kedge.store.events import EndEvent, event_from
 from kedge.store.reading.ranks import RankShare, assemble
 from kedge.store.recording import Recording
 from kedge.store.writing.folder import create, join
@@ -67,13 +68,23 @@ def path(tmp_path: Path) -> Path:
             },
         )
     first.event(
-        {"kind": "ledger", "sites": [{"site": "c:out", "fired": 0}, {"site": "d:out", "fired": 0}]}
+        event_from(
+            {
+                "kind": "ledger",
+                "sites": [{"site": "c:out", "fired": 0}, {"site": "d:out", "fired": 0}],
+            }
+        )
     )
     second.event(
-        {"kind": "ledger", "sites": [{"site": "b:in", "fired": 0}, {"site": "d:out", "fired": 0}]}
+        event_from(
+            {
+                "kind": "ledger",
+                "sites": [{"site": "b:in", "fired": 0}, {"site": "d:out", "fired": 0}],
+            }
+        )
     )
-    first.event({"kind": "end", "exit": 0, "steps": 20})
-    second.event({"kind": "end", "exit": 1, "steps": 11})
+    first.event(EndEvent(exit=0, steps=20))
+    second.event(EndEvent(exit=1, steps=11))
     first.close()
     second.close()
     return path
@@ -126,7 +137,7 @@ def test_a_rank_is_read_by_itself(path: Path) -> None:
     assert second.rows("a:out").count.tolist() == [24, 24]
     assert len(second.rows("b:in")) == 0
     assert second.end is not None
-    assert (second.end["exit"], [entry["site"] for entry in second.ledger]) == (
+    assert (second.end.exit, [entry.site for entry in second.ledger]) == (
         1,
         ["b:in", "d:out"],
     )
@@ -138,9 +149,9 @@ def test_the_whole_ends_as_its_first_rank(path: Path) -> None:
     """The events of others say whose they are; silent is what fired at no rank."""
     recording = Recording.open(path)
 
-    assert recording.end == {"kind": "end", "exit": 0, "steps": 20}
-    assert [event.get("rank") for event in recording.events if event["kind"] == "end"] == [None, 1]
-    assert [entry["site"] for entry in recording.ledger] == ["d:out"]
+    assert recording.end == EndEvent(exit=0, steps=20)
+    assert [end.rank for end in recording.of(EndEvent)] == [None, 1]
+    assert [entry.site for entry in recording.ledger] == ["d:out"]
 
 
 def test_a_rank_that_is_not_there_is_named(path: Path) -> None:

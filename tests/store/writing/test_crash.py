@@ -23,6 +23,7 @@ Alone = Callable[..., list[str]]
 WRITER = """
 import sys
 import numpy as np
+from kedge.store.events import NoteEvent
 from kedge.store.writing.folder import create
 
 writer = create(sys.argv[1], {}, force=True)
@@ -37,7 +38,7 @@ for step in range(1_000_000):
         "site": site, "count": np.full(rows, 2), "sum": site + step * 1000.0, "active": [b"12345678"] * rows,
     })
     if step % 20 == 0:
-        writer.event({"kind": "note", "step": step, "text": "x" * 500})
+        writer.event(NoteEvent(step=step, text="x" * 500))
     print(step, flush=True)
 """
 
@@ -66,7 +67,7 @@ def assert_whole(recording: Recording) -> None:
         assert rows.step.tolist() == list(range(first, len(steps)))
         np.testing.assert_array_equal(rows.sum, site.id + rows.step * 1000.0)
         assert set(rows.active) <= {b"12345678"}
-    assert [event["step"] for event in recording.events] == list(
+    assert [event.step for event in recording.events] == list(
         range(0, 20 * len(recording.events), 20)
     )
 

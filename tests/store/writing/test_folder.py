@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kedge.errors import RecordingError, RecordingExists
+from kedge.store.events import EndEvent, NoteEvent
 from kedge.store.recording import FORMAT, Recording
 from kedge.store.writing.folder import create
 
@@ -56,7 +57,7 @@ def test_force_replaces_a_recording(tmp_path: Path) -> None:
     with create(path, {"script": "old.py"}, force=False) as writer:
         writer.sites([{"id": 0, "site": "a:out"}], [])
         writer.stats(0, {"site": [0]})
-        writer.event({"kind": "end"})
+        writer.event(EndEvent())
     create(path, {"script": "new.py"}, force=True).close()
     recording = Recording.open(path)
 
@@ -209,11 +210,11 @@ def test_each_event_is_a_line_at_once(tmp_path: Path) -> None:
     """An event is on the disk as one line when the call returns, whatever its text holds."""
     path = tmp_path / "r.kedge"
     with create(path, {}, force=False) as writer:
-        writer.event({"kind": "note", "text": "two\nlines, \u2028 and more"})
-        writer.event({"kind": "note", "text": "x" * 100_000})
+        writer.event(NoteEvent(text="two\nlines, \u2028 and more"))
+        writer.event(NoteEvent(text="x" * 100_000))
 
         assert len((path / "events.jsonl").read_bytes().splitlines()) == 2
-        assert [event["text"][:9] for event in Recording.open(path).events] == [
+        assert [event.text[:9] for event in Recording.open(path).events] == [
             "two\nlines",
             "x" * 9,
         ]
@@ -225,7 +226,7 @@ def test_an_event_with_a_number_that_json_lacks_is_refused(tmp_path: Path) -> No
         create(tmp_path / "r.kedge", {}, force=False) as writer,
         pytest.raises(ValueError, match="not JSON compliant"),
     ):
-        writer.event({"kind": "note", "value": float("nan")})
+        writer.event(EndEvent(seconds=float("nan")))
 
     assert (tmp_path / "r.kedge" / "events.jsonl").read_bytes() == b""
 

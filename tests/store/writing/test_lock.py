@@ -14,6 +14,7 @@ import pytest
 
 from kedge.errors import BeingWritten, RecordingError, RecordingExists
 from kedge.files import file_lock
+from kedge.store.events import NoteEvent
 from kedge.store.recording import Recording
 from kedge.store.writing import destination, lock
 from kedge.store.writing.destination import check_place
@@ -200,7 +201,7 @@ def test_what_was_removed_is_an_error_for_its_writer(tmp_path: Path) -> None:
             (path / name).unlink()
         for write in (
             lambda: writer.stats(0, {"site": []}),
-            lambda: writer.event({"kind": "note"}),
+            lambda: writer.event(NoteEvent()),
         ):
             with pytest.raises(
                 RecordingError,

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.ipc
 import pytest
 
+from kedge.store.events import NoteEvent
 from kedge.store.recording import Recording
 from kedge.store.rows import FULL, LIGHT
 from kedge.store.writing import arrow
@@ -100,7 +101,7 @@ def test_an_event_comes_after_the_rows_before_it(tmp_path: Path) -> None:
     """Who reads an event finds the steps that were written before it."""
     writer = create(tmp_path / "a.kedge", {}, force=False)
     writer.stats(0, light(1.0))
-    writer.event({"kind": "note"})
+    writer.event(NoteEvent())
     assert steps(tmp_path / "a.kedge" / "stats-0.arrows") == [0]
     writer.close()
 

@@ -125,7 +125,7 @@ def test_the_operation_of_a_loss_is_that_of_each_step() -> None:
     site = recording.site("loss")
     nodes = [maker_at(recording, site, step)[0] for step in range(6)]
     assert nodes == ["MeanBackward0"] * 3 + ["ClampBackward1"] + ["MeanBackward0"] * 2
-    assert maker_at(recording, site, 3)[1]["line"] == site.source["line"]
+    assert maker_at(recording, site, 3)[1].line == site.source.line
 
 
 def test_a_step_of_several_operations_names_none() -> None:

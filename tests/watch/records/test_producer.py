@@ -199,7 +199,7 @@ def test_memory_that_was_freed_is_not_read() -> None:
     found = find_producer(BackwardStart((loss,), None, None), ProducerLines())
 
     assert found is not None
-    assert (found["operation"], found["certain"]) == ("log", True)
+    assert (found.operation, found.certain) == ("log", True)
     weight.untyped_storage().resize_(8)
 
 
@@ -271,9 +271,9 @@ def test_a_value_that_a_mask_hides_is_looked_for_before_the_layer_that_took_it(
     found = behind_gradients(masked_mean(layer(weights @ h)))
 
     assert found is not None
-    assert (found["operation"], found["where"], found["certain"]) == ("softmax", "hidden", False)
-    assert "the gradient of its bias is finite and that of its weight is not" in found["detail"]
-    assert "among" not in found
+    assert (found.operation, found.where, found.certain) == ("softmax", "hidden", False)
+    assert "the gradient of its bias is finite and that of its weight is not" in found.detail
+    assert found.among == ()
 
 
 def test_a_finite_gradient_of_a_weight_clears_what_the_layer_took() -> None:
@@ -285,7 +285,7 @@ def test_a_finite_gradient_of_a_weight_clears_what_the_layer_took() -> None:
     found = behind_gradients(last(h).mean())
 
     assert found is not None
-    assert (found["operation"], found["where"], found.get("among")) == ("sqrt", "backward", None)
+    assert (found.operation, found.where, found.among) == ("sqrt", "backward", ())
 
 
 class Broken(torch.autograd.Function):
@@ -318,7 +318,7 @@ def test_several_operations_that_may_have_made_a_gradient_are_listed_and_none_is
     found = behind_gradients((h + 1.0).pow(0.5).mean())
 
     assert found is not None
-    assert [entry["operation"] for entry in found["among"]] == ["sqrt", "pow"]
+    assert [entry.operation for entry in found.among] == ["sqrt", "pow"]
 
 
 @pytest.mark.parametrize(("least", "accused"), [(1.0, None), (1e-30, "div")])
@@ -332,7 +332,7 @@ def test_a_division_by_a_clamped_divisor_makes_nothing_of_usual_numbers(
 
     found = find_producer(BackwardStart((loss,), None, None), ProducerLines())
 
-    assert (found and found["operation"]) == accused
+    assert (found and found.operation) == accused
 
 
 def test_a_variable_that_only_passes_on_what_is_hidden_did_not_make_it() -> None:
@@ -346,8 +346,8 @@ def test_a_variable_that_only_passes_on_what_is_hidden_did_not_make_it() -> None
     found = find_behind_gradients(BackwardStart((loss,), None, sys._getframe()), ProducerLines())
 
     assert found is not None
-    assert (found["operation"], found["certain"]) == ("softmax", False)
-    assert found["detail"].startswith("5 of the results of native_layer_norm are not finite")
+    assert (found.operation, found.certain) == ("softmax", False)
+    assert found.detail.startswith("5 of the results of native_layer_norm are not finite")
 
 
 def shares_with(value: float) -> Tensor:
@@ -386,8 +386,8 @@ def test_an_infinity_that_no_other_input_makes_shows_that_the_input_was_finite(
     found = hidden_in_a_result(result_of, value)
 
     assert found is not None
-    assert (found["operation"], found["where"], found["certain"]) == (operation, "hidden", True)
-    assert found["detail"].startswith("1 of its results is")
+    assert (found.operation, found.where, found.certain) == (operation, "hidden", True)
+    assert found.detail.startswith("1 of its results is")
 
 
 def test_a_nan_out_of_a_logarithm_shows_no_finite_input() -> None:
@@ -395,8 +395,8 @@ def test_a_nan_out_of_a_logarithm_shows_no_finite_input() -> None:
     found = hidden_in_a_result(torch.log, torch.nan)
 
     assert found is not None
-    assert not found["certain"]
-    assert [entry["operation"] for entry in found["among"]] == ["softmax", "log"]
+    assert not found.certain
+    assert [entry.operation for entry in found.among] == ["softmax", "log"]
 
 
 def test_a_gradient_that_overflowed_shows_no_value_that_is_hidden() -> None:

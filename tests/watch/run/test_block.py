@@ -54,7 +54,7 @@ def test_three_lines_are_enough(tmp_path, monkeypatch, capsys):
         r"\[kedge\] 1 error: NAN-BORN at 3:out; \d+ rules could not judge", lines[1]
     )
     assert lines[2] == "[kedge] see more with: kedge report run.kedge"
-    assert Recording.open("run.kedge").end["error"] is None
+    assert Recording.open("run.kedge").end.error is None
 
 
 def test_a_watched_training_is_the_same_to_the_last_bit(watch):
@@ -91,8 +91,8 @@ def test_the_recording_says_what_was_watched(watch, monkeypatch):
     }
     assert {key: recording.manifest[key] for key in asked} == asked
     assert {site.path for site in recording.sites if site.kind == "out"} == {"2"}
-    assert recording.end["exit"] == 0
-    assert recording.end["steps"] == run.summary.steps == 25
+    assert recording.end.exit == 0
+    assert recording.end.steps == run.summary.steps == 25
     assert_unhooked(model)
 
 
@@ -128,7 +128,7 @@ def test_a_dump_is_kept_on_request(watch):
     for name, dump in (("run.kedge", True), ("other.kedge", False)):
         with watch(name, dump=dump):
             train(net(Log()))
-        kinds = [event["kind"] for event in Recording.open(name).events]
+        kinds = [event.kind for event in Recording.open(name).events]
         assert ("dump" in kinds, any(Path(name).glob("dump-*"))) == (dump, dump)
 
 
@@ -141,7 +141,7 @@ def test_without_a_block_it_begins_and_ends(watch):
     run.end()
     train(model)
 
-    assert Recording.open("run.kedge").end["steps"] == 25
+    assert Recording.open("run.kedge").end.steps == 25
     assert_unhooked(model)
 
 
@@ -152,8 +152,8 @@ def test_an_error_passes_through_and_is_recorded(watch):
         train(model, 3)
         _ = 1 / 0
 
-    assert Recording.open(run.recording).end["error"] == "ZeroDivisionError: division by zero"
-    assert Recording.open(run.recording).end["exit"] == 1
+    assert Recording.open(run.recording).end.error == "ZeroDivisionError: division by zero"
+    assert Recording.open(run.recording).end.exit == 1
     assert_unhooked(model)
 
 
@@ -169,7 +169,7 @@ def test_it_can_be_used_again(watch):
     run.end()
 
     assert run.recording == Path("run-2.kedge")
-    assert [Recording.open(name).end["steps"] for name in ("run.kedge", "run-2.kedge")] == [2, 3]
+    assert [Recording.open(name).end.steps for name in ("run.kedge", "run-2.kedge")] == [2, 3]
 
 
 def test_a_place_that_is_taken_is_an_error_before_anything_runs(watch):
@@ -187,7 +187,7 @@ def test_a_place_that_is_taken_is_an_error_before_anything_runs(watch):
     with pytest.raises(ValueError, match="must be 1 or more"):
         kedge.watch(every=0)
 
-    assert Recording.open("run.kedge").end["steps"] == 3
+    assert Recording.open("run.kedge").end.steps == 3
 
 
 def test_a_run_without_a_name_gets_one(watch, monkeypatch):
@@ -317,7 +317,7 @@ def test_an_end_that_fails_does_not_end_the_training(watch, monkeypatch, capsys)
         monkeypatch.setattr(run._watch.record.meter, "finish", lambda: 1 / 0)
 
     assert "[kedge] ending the watch failed: ZeroDivisionError" in capsys.readouterr().err
-    assert Recording.open("run.kedge").end["steps"] == 2
+    assert Recording.open("run.kedge").end.steps == 2
 
 
 def test_a_program_may_change_its_folder(watch, tmp_path, monkeypatch):
@@ -328,7 +328,7 @@ def test_a_program_may_change_its_folder(watch, tmp_path, monkeypatch):
         train(net(Log()), 12)
 
     assert [finding.code for finding in run.findings()] == ["NAN-BORN"]
-    assert Recording.open(tmp_path / "run.kedge").end["steps"] == 12
+    assert Recording.open(tmp_path / "run.kedge").end.steps == 12
 
 
 def test_a_hook_that_fails_does_not_end_the_training(watch, monkeypatch, capsys):

@@ -75,7 +75,7 @@ def test_a_watch_that_is_not_ended_ends_with_the_program(rest, code, error, tmp_
     done, end = ended(tmp_path, UNENDED + rest)
 
     assert done.returncode == code
-    assert (end["exit"], end["error"]) == (code, error)
+    assert (end.exit, end.error) == (code, error)
     assert done.stderr.endswith("see more with: kedge report run.kedge\n")
 
 
@@ -97,5 +97,5 @@ def test_a_forked_child_leaves_the_recording_to_its_parent(tmp_path):
         """,
     )
 
-    assert (done.returncode, end["steps"]) == (0, 3), done.stderr
+    assert (done.returncode, end.steps) == (0, 3), done.stderr
     assert done.stderr.count("see more with") == 1

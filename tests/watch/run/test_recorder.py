@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kedge.store.events import NoteEvent, event_from
 from kedge.store.recording import Recording
 from kedge.store.writing.folder import create
 from kedge.watch.run import recorder as recorder_module
@@ -31,7 +32,7 @@ def test_a_write_that_fails_is_reported_once(told: list[str], tmp_path: Path) ->
 
     recorder.sites([], [])
     recorder.stats(0, {})
-    recorder.event({"kind": "note"})
+    recorder.event(NoteEvent())
     recorder.close()
 
     (message,) = told
@@ -45,7 +46,7 @@ def test_a_note_alone_makes_no_recording(told: list[str], tmp_path: Path) -> Non
     """A recording begins with the first sites; what is noted before that is dropped."""
     recorder = recorder_at(tmp_path / "it.kedge", told)
 
-    recorder.event({"kind": "ledger", "sites": []})
+    recorder.event(event_from({"kind": "ledger", "sites": []}))
     recorder.close()
 
     assert not (tmp_path / "it.kedge").exists()
@@ -68,7 +69,7 @@ def test_a_rank_keeps_what_it_sees_until_there_is_a_recording(
     recorder = rank_at(place, told)
     recorder.sites([{"id": 0, "site": "a:out"}], [])
     recorder.stats(0, {"site": [0]})
-    recorder.event({"kind": "note", "text": "early"})
+    recorder.event(NoteEvent(text="early"))
     with create(
         place, {"rank": 0, "world": 2, "run": "a", "attempt": "here:1/0"}, force=False
     ) as writer:
@@ -78,7 +79,7 @@ def test_a_rank_keeps_what_it_sees_until_there_is_a_recording(
 
     share = Recording.open(place).of_rank(1)
     assert share.steps.tolist() == [0, 1]
-    assert [event["kind"] for event in share.events] == ["joined", "note"]
+    assert [event.kind for event in share.events] == ["joined", "note"]
     assert told == []
 
 

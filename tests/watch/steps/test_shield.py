@@ -39,7 +39,7 @@ def test_work_that_fails_costs_the_thing_that_it_is_about(
     assert said[0].startswith("[kedge] a step cannot be watched: OSError: no 1")
     assert said[0].endswith("; everything else is")
     (note,) = shield.notes()
-    assert (note["kind"], note["what"], note["detail"]["name"]) == ("unseen", "failed", "a step")
+    assert (note.what, note.detail.name) == ("failed", "a step")
 
 
 class InterruptedAtItsEnd(Costs):

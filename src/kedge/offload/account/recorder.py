@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
-from kedge.frames import is_between
+from kedge.frames import SourceLine, is_between
 from kedge.hooks.placing.module_calls import ModuleCalls
 from kedge.hooks.saved.checkpoint_inputs import owner_behind, saved_arguments, withheld
 from kedge.hooks.saved.keeper import SavingPlace
@@ -31,7 +31,7 @@ from kedge.stderr import Shield
 from kedge.store.held_tensors import TensorKind
 from kedge.torch_internals.autograd_nodes import behind, saved_by, sequence_number
 from kedge.torch_internals.graph_task import current_node, in_backward
-from kedge.torch_internals.source_lines import SourceLine, source_of
+from kedge.torch_internals.source_lines import source_of
 from kedge.torch_internals.storages import parts
 from kedge.torch_internals.tensors import base_of, version_of
 

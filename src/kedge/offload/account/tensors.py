@@ -10,18 +10,10 @@ from typing import Any, Literal
 import torch
 
 from kedge import notebook
+from kedge.frames import SourceLine
 from kedge.report.memory.picture import StepMemory
-from kedge.store.saved_account import (
-    WORDS,
-    BytesOverStep,
-    LineSums,
-    SavedAccount,
-    Sums,
-    TextTable,
-    operations_table,
-    sections,
-)
-from kedge.torch_internals.source_lines import SourceLine
+from kedge.store.saved_account import BytesOverStep, LineSums, SavedAccount, Sums
+from kedge.store.saved_tables import WORDS, TextTable, operations_table, sections
 
 MOST_ITEMS = 20
 MOST_LINES = 50

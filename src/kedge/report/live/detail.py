@@ -93,8 +93,8 @@ def _title(line: ModuleLine, site: SiteInfo) -> Text:
     title = Text.assemble((line.label, "bold"), "  ", (" · ".join(parts), "dim"))
     called = site.source
     if called is not None:
-        title.append(f"  {called.get('file')}:{called.get('line')}  ", "dim")
-        title.append(str(called.get("text", "")), "italic")
+        title.append(f"  {called.file}:{called.line}  ", "dim")
+        title.append(called.text or "", "italic")
     return title
 
 

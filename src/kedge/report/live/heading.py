@@ -46,9 +46,9 @@ def heading(reader: RunReader) -> Text:
 def _progress(shown_run: ShownRun) -> Iterator[str]:
     recording = shown_run.recording
     if recording.end is not None:
-        yield f"{counted(recording.end.get('steps', 0), 'step')}, {len(recording.steps):,} measured"
-        if recording.end.get("seconds"):
-            yield seconds(recording.end["seconds"])
+        yield f"{counted(recording.end.steps or 0, 'step')}, {len(recording.steps):,} measured"
+        if recording.end.seconds:
+            yield seconds(recording.end.seconds)
     elif len(recording.steps):
         yield f"step {recording.steps[-1]:,}, {len(recording.steps):,} measured"
     else:
@@ -59,10 +59,10 @@ def _progress(shown_run: ShownRun) -> Iterator[str]:
 
 def _cost(recording: Recording) -> Iterator[str]:
     end, budget = recording.end, recording.manifest.get("budget")
-    if end is not None and end.get("slowdown") is not None:
-        yield f"{percent(end['slowdown'])} of it for watching"
-    elif end is not None and end.get("watching") is not None and end.get("seconds"):
-        yield f"{percent(end['watching'] / end['seconds'])} of it for watching"
+    if end is not None and end.slowdown is not None:
+        yield f"{percent(end.slowdown)} of it for watching"
+    elif end is not None and end.watching is not None and end.seconds:
+        yield f"{percent(end.watching / end.seconds)} of it for watching"
     elif budget is not None:
         yield f"at most {percent(budget)} for watching"
 
@@ -82,8 +82,8 @@ def _trouble(state: RunState, recording: Recording) -> str:
         return stopped_writing(recording.stopped)
     if state is RunState.KILLED:
         return "the recording has no end, and no process is writing to it: the program was killed, or could not write any more"
-    if end is None or not end.get("exit"):
+    if end is None or not end.exit:
         return ""
-    if end.get("error"):
-        return f"exit status {end['exit']}: {end['error']}"
-    return f"exit status {end['exit']}"
+    if end.error:
+        return f"exit status {end.exit}: {end.error}"
+    return f"exit status {end.exit}"

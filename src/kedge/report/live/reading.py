@@ -105,7 +105,7 @@ class RunReader:
             return RunState.WAITING
         end = self.shown_run.recording.end
         if end is not None:
-            return RunState.FAILED if end.get("exit") else RunState.ENDED
+            return RunState.FAILED if end.exit else RunState.ENDED
         if self._clock() - self._last_news < QUIET:
             return RunState.RUNNING
         return _STATES[is_written(self.shown_run.recording)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console, JustifyMethod
 from rich.table import Table
@@ -13,19 +12,10 @@ from kedge.report.fitted_text import cut, print_paragraph
 from kedge.report.held import held_tree, icicle
 from kedge.report.sparkline import BLOCKS
 from kedge.short_text import counted, sized
+from kedge.store.events import SavedEvent
 from kedge.store.recording import Recording
-from kedge.store.saved_account import (
-    WORDS,
-    BytesOverStep,
-    SavedAccount,
-    Sums,
-    TextTable,
-    account_of,
-    folded_sums,
-    named,
-    newest,
-    sections,
-)
+from kedge.store.saved_account import BytesOverStep, SavedAccount
+from kedge.store.saved_tables import WORDS, TextTable, folded_sums, named, sections
 
 WIDE = 64
 #: The most characters of the name of a module, an operation or a tensor.
@@ -47,15 +37,15 @@ def render_saved(recording: Recording, console: Console, most: int | None) -> No
         console: The console to print to.
         most: The most modules and lines to list; None for all.
     """
-    event = newest(recording.events)
+    event = recording.saved
     if event is None:
         console.print("no saved tensors were recorded: no step with gradients was watched")
         return
-    account = account_of(event)
+    account = event.account
     if account is None:
         _render_counted(event, console, most)
         return
-    console.print(Text(f"step {event.get('step')}, at its peak", "bold"))
+    console.print(Text(f"step {event.step}, at its peak", "bold"))
     for section in sections(account, most):
         _render(section, console)
     if account.course.bytes:
@@ -145,25 +135,20 @@ def _heights(course: BytesOverStep, most: int) -> list[float]:
     return highest
 
 
-def _render_counted(event: Mapping[str, Any], console: Console, most: int | None) -> None:
+def _render_counted(event: SavedEvent, console: Console, most: int | None) -> None:
     """Print the bytes of each module, which every run counts."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("module", no_wrap=True)
     for title in ("tensors", "held"):
         table.add_column(title, justify="right", no_wrap=True)
-    modules = [
-        Sums(each["path"], each["tensors"], bytes=each["bytes"]) for each in event["modules"]
-    ]
-    folds = folded_sums(modules, unfolded=most is None)
+    folds = folded_sums(event.modules, unfolded=most is None)
     for _, sums in sorted(folds, key=lambda fold: -fold[1].bytes):
         table.add_row(named(sums.path), f"{sums.tensors:,}", sized(sums.bytes))
-    console.print(
-        Text(f"step {event.get('step')}: {sized(event['bytes'])} saved for backward", "bold")
-    )
+    console.print(Text(f"step {event.step}: {sized(event.bytes)} saved for backward", "bold"))
     console.print(table)
     console.print()
     said = (
-        f"These are the totals of {counted(len(event['modules']), 'module')} that every run counts"
+        f"These are the totals of {counted(len(event.modules), 'module')} that every run counts"
         f"{', blocks that hold the same in one line with their sum' if any(fold.folded for fold, _ in folds) else ''}; "
         "kedge run --saved records every tensor, with its line and ways to free its memory."
     )

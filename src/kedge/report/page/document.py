@@ -23,7 +23,7 @@ from kedge.short_text import for_json
 from kedge.sites.folding import block
 from kedge.store.formats import FORMATS
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.saved_account import account_of, folded_sums, sections
+from kedge.store.saved_tables import folded_sums, sections
 
 #: The formats whose limits the page draws.
 SHOWN_FORMATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32")
@@ -127,8 +127,7 @@ def _site(recording: Recording, site: SiteInfo) -> dict[str, Any]:
     if is_number(recording, site):
         shown["number"] = True
     if site.source:
-        keys = ("file", "line", "function", "text")
-        shown["source"] = {key: site.source.get(key) for key in keys}
+        shown["source"] = asdict(site.source)
     return shown
 
 
@@ -183,13 +182,10 @@ def _head(shown_run: ShownRun) -> dict[str, Any]:
         "last": int(recording.steps[-1]) if len(recording.steps) else None,
     }
     if end is not None:
-        shown |= {key: end.get(key) for key in ENDED_KEYS}
+        shown |= {key: getattr(end, key) for key in ENDED_KEYS}
     shown["saved"] = None
-    if shown_run.saved:
-        shown["saved"] = {
-            "step": shown_run.saved.get("step"),
-            "bytes": shown_run.saved.get("bytes"),
-        }
+    if recording.saved is not None:
+        shown["saved"] = {"step": recording.saved.step, "bytes": recording.saved.bytes}
     shown["ranks"] = len(recording.ranks)
     shown["early"] = shown_run.early
     shown["written"] = shown_run.written
@@ -199,8 +195,8 @@ def _head(shown_run: ShownRun) -> dict[str, Any]:
 
 def _account(shown_run: ShownRun) -> dict[str, Any] | None:
     """Return the section on saved tensors; None unless a full account was recorded."""
-    event = shown_run.saved
-    account = None if event is None else account_of(event)
+    event = shown_run.recording.saved
+    account = None if event is None else event.account
     if event is None or account is None:
         return None
     holding = folded_sums(sums for sums in account.modules if sums.bytes)
@@ -208,7 +204,7 @@ def _account(shown_run: ShownRun) -> dict[str, Any] | None:
     names = {fold.name: fold.members[0].path for fold, _ in folded_sums(account.holders)}
     totals, modules, lines = sections(account)
     return {
-        "step": event.get("step"),
+        "step": event.step,
         "held": account.total.bytes,
         "totals": [list(row) for row in totals.rows],
         "modules": asdict(modules) | {"paths": [names.get(row[0]) for row in modules.rows]},

@@ -49,9 +49,10 @@ def modules_of(shown_run: ShownRun) -> list[Module]:
     for path, module in made.items():
         if module["own"] is None:  # it was not recorded
             module["own"] = sum(sizes.get(path, {}).values())
-    for entry in (shown_run.saved or {}).get("modules", ()):
-        if entry.get("path") in made:
-            made[entry["path"]]["saved"] = entry.get("bytes")
+    saved = shown_run.recording.saved
+    for sums in saved.modules if saved is not None else ():
+        if sums.path in made:
+            made[sums.path]["saved"] = sums.bytes
     return list(made.values())
 
 

@@ -8,12 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kedge.store.events import (
+    BadOperation,
+    EndEvent,
+    LossOperationEvent,
+    OperationsEvent,
+    ProducerEvent,
+    RunEvent,
+    SavedEvent,
+)
 from kedge.store.recording import Recording
+from kedge.store.saved_account import BytesOverStep
 
 Entry = Mapping[str, Any]
 
 PLACES = ("file", "line")
-OPERATION = ("site", "name", "value")
 
 
 def shareable(recording: Recording, *, source: bool = True) -> Recording:
@@ -44,32 +53,35 @@ def _without_source(recording: Recording) -> Recording:
     )
 
 
-def _course(course: Entry) -> Entry:
-    """Return the course of a step without the lines of the tensors held in it."""
-    if not (tensors := course.get("tensors")):
-        return course
-    return {**course, "tensors": {**tensors, "line": [None] * len(tensors["line"])}}
-
-
 def _module(entry: Entry) -> Entry:
     return {key: value for key, value in entry.items() if key not in PLACES}
 
 
-def _event(event: Entry) -> Entry:
-    if event.get("kind") == "saved" and "lines" in event:
-        items = [
-            {key: value for key, value in item.items() if key != "line"}
-            for item in event.get("items", ())
-        ]
-        return {**event, "lines": [], "items": items, "course": _course(event.get("course", {}))}
-    if event.get("kind") == "operation":
+def _event(event: RunEvent) -> RunEvent:
+    if isinstance(event, SavedEvent):
+        items = tuple(
+            {key: value for key, value in item.items() if key != "line"} for item in event.items
+        )
+        return replace(event, lines=(), items=items, course=_course(event.course))
+    if isinstance(event, OperationsEvent):
         kept = [
-            {key: entry[key] for key in OPERATION if key in entry}
-            for entry in event.get("operations", ())
+            BadOperation(site=made.site, name=made.name, value=made.value)
+            for made in event.operations
         ]
-        return {**event, "operations": kept}
-    if event.get("kind") == "producer":
-        return {key: value for key, value in event.items() if key not in (*PLACES, "text")}
-    if event.get("kind") != "end" or not event.get("error"):
-        return event
-    return {**event, "error": str(event["error"]).partition(":")[0]}
+        return replace(event, operations=tuple(kept))
+    if isinstance(event, ProducerEvent):
+        among = tuple(replace(possible, file=None, line=None) for possible in event.among)
+        return replace(event, file=None, line=None, function=None, text=None, among=among)
+    if isinstance(event, LossOperationEvent):
+        return replace(event, source=None)
+    if isinstance(event, EndEvent) and event.error:
+        return replace(event, error=event.error.partition(":")[0])
+    return event
+
+
+def _course(course: BytesOverStep | None) -> BytesOverStep | None:
+    """Return the course of a step without the lines of the tensors held in it."""
+    if course is None:
+        return None
+    kinds = tuple(replace(kind, line=None) for kind in course.tensors.kinds)
+    return replace(course, tensors=replace(course.tensors, kinds=kinds))

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -122,7 +121,7 @@ class RunSummary:
             found["model"] = visible(", ".join(models))
         found |= options_of(command)
 
-        types = [str(one.get("type", "an optimizer")) for one in optimizers(recording) or ()]
+        types = [one.type for one in optimizers(recording) or ()]
         if types:
             found["optimizer"] = visible(", ".join(dict.fromkeys(types)))
         rates: dict[float, None] = {}
@@ -149,7 +148,7 @@ class RunSummary:
         """Its duration; of a run that goes on until it was last written, and None if it was killed."""
         end = self.shown_run.recording.end
         if end is not None:
-            return end.get("seconds")
+            return end.seconds
         if not self.shown_run.written or self.wrote is None or self.started is None:
             return None
         return max(self.wrote - self.started.timestamp(), 0.0)
@@ -158,9 +157,8 @@ class RunSummary:
     def steps(self) -> int:
         """The number of its steps; without an end, the steps until the last with a value."""
         recording = self.shown_run.recording
-        ended = (recording.end or {}).get("steps")
-        if ended:
-            return int(ended)
+        if recording.end is not None and recording.end.steps:
+            return recording.end.steps
         seen = [recording.steps, *(curve.steps for curve in self.shown_run.drawn_curves)]
         return max((int(steps[-1]) + 1 for steps in seen if len(steps)), default=0)
 
@@ -172,9 +170,10 @@ class RunSummary:
     @property
     def saved(self) -> int | None:
         """The bytes that autograd kept for backward at its peak, if they were recorded."""
-        event: Mapping[str, Any] = self.shown_run.saved or {}
-        peak = (event.get("course") or {}).get("peak")
-        return peak if peak is not None else event.get("bytes")
+        event = self.shown_run.recording.saved
+        if event is None:
+            return None
+        return event.bytes if event.course is None else event.course.peak
 
     @property
     def counts(self) -> dict[str, int]:
@@ -190,7 +189,7 @@ class RunSummary:
             return "not written to its end"
         if end is None:
             return {True: "running", False: "killed", None: "no end"}[self.shown_run.written]
-        return f"exit {end['exit']}" if end.get("exit") else ""
+        return f"exit {end.exit}" if end.exit else ""
 
 
 def told_apart(paths: Sequence[str]) -> list[str]:

@@ -9,11 +9,12 @@ from typing import ClassVar
 import numpy as np
 
 from kedge.rules.naming import plain
-from kedge.rules.recorded.optimizers import Entry, events_of, optimizers
+from kedge.rules.recorded.optimizers import events_of, optimizers
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import recorded_gradients, trained_sites
 from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.store.events import GradsKeptEvent
 from kedge.store.recording import Recording
 
 
@@ -62,13 +63,13 @@ class GradsKept(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every optimizer."""
-        events = [event for event in events_of(recording, "grads-kept") if self._counts(event)]
-        for optimizer in sorted({int(event.get("optimizer", 0)) for event in events}):
-            own = [event for event in events if int(event.get("optimizer", 0)) == optimizer]
-            run = self._longest(recording, [int(event["step"]) for event in own])
+        kept = [event for event in events_of(recording, GradsKeptEvent) if self._counts(event)]
+        for optimizer in sorted({event.optimizer for event in kept}):
+            own = [event for event in kept if event.optimizer == optimizer]
+            run = self._longest(recording, [event.step for event in own])
             if len(run) >= self.in_a_row:
                 yield self._finding(
-                    recording, optimizer, [event for event in own if event["step"] in run]
+                    recording, optimizer, [event for event in own if event.step in run]
                 )
 
     def lacking(self, recording: Recording) -> Lack | None:
@@ -77,10 +78,8 @@ class GradsKept(Rule):
         # A kept gradient shows from the second measured step on.
         return too_few(self.code, measured(recording, grads), self.in_a_row + 1) if grads else None
 
-    def _counts(self, event: Entry) -> bool:
-        return int(event.get("checked", 0)) > 0 and int(event["kept"]) >= self.share * int(
-            event["checked"]
-        )
+    def _counts(self, event: GradsKeptEvent) -> bool:
+        return event.checked > 0 and event.kept >= self.share * event.checked
 
     def _longest(self, recording: Recording, steps: list[int]) -> list[int]:
         """Return the longest run of steps with no measured step between them."""
@@ -96,33 +95,33 @@ class GradsKept(Rule):
             longest = max(longest, current, key=len)
         return longest
 
-    def _finding(self, recording: Recording, optimizer: int, events: list[Entry]) -> Finding:
-        first, kept = events[0], max(int(event["kept"]) for event in events)
-        entry = next((e for e in optimizers(recording) or () if e.get("index") == optimizer), {})
-        site = next(
-            (
-                s
-                for s in trained_sites(recording, "param.grad")
-                if s.root in entry.get("roots", (s.root,))
-            ),
-            None,
-        )
-        model = names_of(recording, entry.get("roots", ()) or ([site.root] if site else []))
-        shares = [int(event["kept"]) / int(event["checked"]) for event in events]
+    def _finding(self, recording: Recording, number: int, seen: list[GradsKeptEvent]) -> Finding:
+        first, kept = seen[0], max(event.kept for event in seen)
+        optimizer = next((o for o in optimizers(recording) or () if o.index == number), None)
+        sites = trained_sites(recording, "param.grad")
+        if optimizer is not None:
+            sites = [site for site in sites if site.root in optimizer.roots]
+        site = next(iter(sites), None)
+        roots = optimizer.roots if optimizer is not None else ()
+        if not roots and site is not None:
+            roots = (site.root,)
+        model = names_of(recording, roots)
+        by = "the optimizer" if optimizer is None else optimizer.type
+        shares = [event.kept / event.checked for event in seen]
         text = site.site if site is not None else "param.grad"
         return Finding(
             code=self.code,
             severity=self.severity,
             site=text,
-            step=int(first["step"]),
+            step=first.step,
             message=f"The gradients of {model}, such as {text}, were not cleared between steps: {kept:,} of "
-            f"{int(first['checked']):,} still had those of the step before in {len(events)} measured steps in a row, from "
-            f"step {first['step']} on, so each step of {entry.get('type', 'the optimizer')} follows the sum of all gradients "
+            f"{first.checked:,} still had those of the step before in {len(seen)} measured steps in a row, from "
+            f"step {first.step} on, so each step of {by} follows the sum of all gradients "
             f"so far.",
             evidence={
-                "optimizer": optimizer,
-                "steps": [int(event["step"]) for event in events],
-                "checked": int(first["checked"]),
+                "optimizer": number,
+                "steps": [event.step for event in seen],
+                "checked": first.checked,
                 "kept": kept,
                 "share": plain(float(np.median(shares))),
             },

@@ -19,6 +19,7 @@ from kedge.rules.recorded.losses import LOSS
 from kedge.rules.recorded.once import once
 from kedge.rules.recorded.roots import by_root, root_paths
 from kedge.rules.recorded.wiring import ModuleSites, Wiring
+from kedge.store.events import BadBackwardEvent
 from kedge.store.recording import Recording, Rows, SiteInfo
 
 #: The states of a row, in the order of their severity.
@@ -280,9 +281,7 @@ def _bad_steps(
     unusable = recording.all_rows.any(~usable(recording.all_rows.rows))
     suspects = [site for site in recording.of_kind("param") if unusable[site.id]]
     full = set(recording.steps.tolist())
-    in_backward = {
-        int(event["step"]) for event in recording.events if event.get("kind") == "bad-backward"
-    }
+    in_backward = {event.step for event in recording.of(BadBackwardEvent)}
     every = recorded_steps(recording)
     usable_steps = np.union1d(np.setdiff1d(every, steps), steps[sound])
     for column, length in zip(kept.tolist(), lengths.tolist(), strict=True):

@@ -23,10 +23,10 @@ it was made; not a cause.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from kedge.frames import SourceLine
 from kedge.rules.naming import name_at
 from kedge.rules.nonfinite.bad_steps import BadSteps, recorded_steps
 from kedge.rules.nonfinite.search import Certainty, Place, Sighting
@@ -35,9 +35,15 @@ from kedge.rules.recorded.wiring import ModuleSites, Wiring, wire
 from kedge.rules.rule import Severity
 from kedge.sites.operation_names import recorded_name
 from kedge.sites.site import unescape
+from kedge.store.events import (
+    BadOperation,
+    DumpEvent,
+    NonfiniteAtEndEvent,
+    OperationsEvent,
+    PossibleProducer,
+    ProducerEvent,
+)
 from kedge.store.recording import Recording
-
-Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class Birth:
     sighting: Sighting | None = None
     kept: KeptCall | None = None
     operation: Producer | None = None
-    exam: Entry | None = None
+    exam: NonfiniteAtEndEvent | None = None
     consequence: Birth | None = None
     times: int = 1
     since: int = 0
@@ -98,29 +104,31 @@ class KeptCall:
     """One call that ``--dump`` kept, with the event that was written with it."""
 
     wiring: Wiring
-    event: Entry
+    event: DumpEvent
 
     @property
     def step(self) -> int:
         """The step of the call."""
-        return int(self.event["step"])
+        return self.event.step
 
     @property
     def text(self) -> str:
         """The text of the site that held the value."""
-        return str(self.event["site"])
+        return self.event.site
 
     @property
     def path(self) -> str:
         """The module that was called."""
+        if self.event.module is not None:
+            return self.event.module
         owner, _, kind = self.text.rpartition(":")
         owner = unescape(owner)
-        return str(self.event.get("module", owner if kind == "out" else owner.rpartition(".")[0]))
+        return owner if kind == "out" else owner.rpartition(".")[0]
 
     @property
     def in_backward(self) -> bool:
         """Whether a backward made the value."""
-        return self.event.get("direction") == "backward"
+        return self.event.direction == "backward"
 
     @property
     def module(self) -> ModuleSites | None:
@@ -133,20 +141,20 @@ class KeptCall:
         return name_at(self.path, "" if self.module is None else self.module.type)
 
     @property
-    def operations(self) -> Sequence[Entry]:
+    def operations(self) -> Sequence[BadOperation]:
         """The operations that made the value when the call ran again, in their order."""
-        for event in self.wiring.recording.events:
-            if event.get("kind") == "operation" and event.get("folder") == self.event["folder"]:
-                return event.get("operations") or ()
+        for event in self.wiring.recording.of(OperationsEvent):
+            if event.folder == self.event.folder:
+                return event.operations
         return ()
 
-    def source(self) -> dict[str, Any] | None:
+    def source(self) -> SourceLine | None:
         """Return the program's line that calls the module."""
         module = self.module
         for site in () if module is None else (*module.outs, *module.ins):
             source = self.wiring.sites[site].source
             if source:
-                return dict(source)
+                return source
         return None
 
 
@@ -154,47 +162,44 @@ class KeptCall:
 class Producer:
     """One operation in the graph of a loss, with the event that was written when it was found."""
 
-    event: Entry
+    event: ProducerEvent
 
     @property
     def step(self) -> int:
         """The first step with a non-finite loss."""
-        return int(self.event["step"])
+        return self.event.step
 
     @property
     def name(self) -> str:
         """The name of the operation."""
-        name = self.event.get("operation") or recorded_name(self.event.get("node"))
-        return str(name or "an operation")
+        return self.event.operation or recorded_name(self.event.node) or "an operation"
 
     @property
     def module(self) -> str | None:
         """The path of the module that it lies in; empty outside of modules, None if that is not known."""
-        module = self.event.get("module")
-        return None if module is None else str(module)
+        return self.event.module
 
     @property
-    def among(self) -> Sequence[Entry]:
+    def among(self) -> Sequence[PossibleProducer]:
         """The operations that may have made it, where the graph leaves several, in the order of the forward."""
-        return self.event.get("among") or ()
+        return self.event.among
 
     @property
     def shows_in_gradients(self) -> bool:
         """Whether the loss was finite: a slope made the value, or a result did that a mask hides from the loss."""
-        return self.event.get("where") in ("backward", "hidden")
+        return self.event.where in ("backward", "hidden")
 
     @property
     def is_empty(self) -> bool:
         """Whether a mean was seen to be one of no elements; its squares may have overflowed, too."""
-        return "no elements" in str(self.event.get("detail"))
+        return "no elements" in (self.event.detail or "")
 
     @property
     def place(self) -> Place:
         """Where the value was made."""
-        where = self.event.get("where")
-        if where == "input":
+        if self.event.where == "input":
             return "entry"
-        if where == "backward":
+        if self.event.where == "backward":
             return "backward"
         return "loss" if self.module == "" else "forward"
 
@@ -203,7 +208,7 @@ class Producer:
         """Whether the graph showed it with its inputs, or only that no other operation is likely to have made it."""
         if self.among:
             return "among"
-        return "seen" if self.event.get("certain", True) else "inferred"
+        return "seen" if self.event.certain else "inferred"
 
 
 def with_kept_calls(
@@ -211,15 +216,14 @@ def with_kept_calls(
 ) -> list[Birth]:
     """Return births, with those of kept calls added or in their place; see Note [Kept calls]."""
     found = list(births)
-    events = [event for event in recording.events if event.get("kind") == "dump"]
-    for event in sorted(events, key=lambda event: int(event["step"])):
+    for event in sorted(recording.of(DumpEvent), key=lambda event: event.step):
         if any(b.kept and not b.sighting and b.severity == "error" for b in found):
             break  # calls that other ranks kept in this step or later are consequences of that one
 
         call = KeptCall(wire(recording), event)
         root = 0 if call.module is None else call.module.root
         was_sound = bad_steps.last_sound.get(root, -1) >= call.step
-        recovered = was_sound or not event.get("reached", True)
+        recovered = was_sound or not event.reached
 
         near = [
             place
@@ -278,11 +282,11 @@ def with_producer(
 ) -> list[Birth]:
     """Return births, with the producer of the first non-finite loss added or in their place; see Note [Producers]."""
     found = list(births)
-    events = [event for event in recording.events if event.get("kind") == "producer"]
-    if not events:
+    written = recording.of(ProducerEvent)
+    if not written:
         return found
 
-    producer = Producer(min(events, key=lambda event: int(event["step"])))
+    producer = Producer(min(written, key=lambda event: event.step))
     earlier = [birth for birth in found if birth.step < producer.step and not birth.recovered]
     if any(birth.names_operation or birth.severity == "error" for birth in earlier):
         return found
@@ -312,8 +316,8 @@ def _of_producer(
 ) -> Birth:
     """Return the birth that only the graph of the loss shows."""
     wiring = wire(recording)
-    site = str(producer.event.get("loss"))
     losses = [loss.site for loss in recording.of_kind(LOSS)] or ["loss"]
+    site = producer.event.loss
     if site not in losses:
         site = losses[0]
     module = wiring.modules.get(producer.module or "")
@@ -371,24 +375,22 @@ def with_end(recording: Recording, births: Sequence[Birth]) -> list[Birth]:
             )
 
     is_explained = any(birth.severity == "error" and not birth.recovered for birth in found)
-    for event in recording.events:
-        if event.get("kind") == "nonfinite-at-end" and event["tensors"] and not is_explained:
-            found.append(_of_exam(event))
-            break
+    exams = [event for event in recording.of(NonfiniteAtEndEvent) if event.tensors]
+    if exams and not is_explained:
+        found.append(_of_exam(exams[0]))
     return found
 
 
-def _of_exam(event: Entry) -> Birth:
-    """Return the birth of the worst of the tensors that were not finite at the end: a parameter, or one with a NaN."""
-    worst = min(event["tensors"], key=lambda entry: (entry["of"] != "param", not entry["nan"]))
-    path, is_param = str(worst["path"]), worst["of"] == "param"
+def _of_exam(event: NonfiniteAtEndEvent) -> Birth:
+    """Return the birth of the worst of the tensors that were not finite at the end."""
+    path, is_param = event.worst.path, event.worst.of == "param"
     return Birth(
         place="unseen",
         certainty="unknown",
         site=f"{path}:param" if is_param else path,
-        step=int(event["step"]),
-        severity="error" if is_param or worst["nan"] else "warning",
+        step=event.step,
+        severity="error" if is_param or event.worst.nan else "warning",
         recovered=False,
         sure=1.0,
-        exam={**event, "worst": worst},
+        exam=event,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from kedge.frames import SourceLine
 from kedge.rules.naming import name_of, plain
 from kedge.rules.nonfinite.bad_steps import (
     FINITE,
@@ -78,7 +79,7 @@ class Figures:
             return self.wiring.sites[module.outs[0]].dtype
         return self.site.dtype
 
-    def source(self) -> Mapping[str, Any] | None:
+    def source(self) -> SourceLine | None:
         """Return the program's line that calls the module; for an operation between two modules, that of the next one."""
         sighting = self.sighting
         sites = [sighting.site]
@@ -89,7 +90,7 @@ class Figures:
         for site in sites:
             source = self.wiring.sites[site].source
             if source:
-                return dict(source)
+                return source
         return None
 
     def node(self) -> str | None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from kedge.json_input.classes import as_json
 from kedge.rules.command import again, uncompiled, with_dump_on
-from kedge.rules.naming import NAMED, line_of, name_of, text_of
+from kedge.rules.naming import NAMED, line_of, name_of, quoted
 from kedge.rules.nonfinite.advice import (
     OperationAdvice,
     domain_remedy,
@@ -32,6 +33,7 @@ from kedge.rules.rule import Finding
 from kedge.short_text import counted, listed
 from kedge.shown_text import typed
 from kedge.sites.operation_names import recorded_name
+from kedge.store.events import DumpEvent, NonfiniteAtEndEvent
 from kedge.store.recording import Recording
 
 #: The number of sites in the evidence that passed a value on.
@@ -354,7 +356,7 @@ class _RowWords:
         is_of_loss = place == "backward" and certainty == "inferred" and not sighting.cleared
         if source is None or place in _WITHOUT_LINE or is_of_step or is_of_loss:
             return ""
-        function = source.get("function")
+        function = source.function
         if place == "loss":
             inside = f", in {function}" if function else ""
             called = f"backward() is called on it at {line_of(source)}{inside}"
@@ -363,7 +365,7 @@ class _RowWords:
         else:
             name = name_of(sighting.cleared[0]) if sighting.cleared else self.figures.name
             called = f"{name} is called at {line_of(source)}, in {function}"
-        return f" {called}{text_of(source)}."
+        return f" {called}{quoted(source.text)}."
 
     def _finite_parts(self) -> str:
         """Return what was finite of the module that made it: its inputs and parameters."""
@@ -495,7 +497,7 @@ class _RowWords:
             "module": module.path if module else None,
             "type": module.type if module else None,
             "also": [other.path for other in sighting.also],
-            "source": figures.source(),
+            "source": as_json(figures.source()),
             "node": figures.node() if figures.site.kind == LOSS else figures.site.node,
             "value": figures.kind(),
             "nonfinite": row["nonfinite"],
@@ -698,7 +700,7 @@ class _KeptCallWords:
 
     @property
     def _value(self) -> str:
-        return _VALUES.get(str(self.call.event.get("value")), "non-finite values")
+        return _VALUES.get(self.call.event.value or "", "non-finite values")
 
     def message(self) -> str:
         """Return the message if the rows show no place."""
@@ -713,7 +715,7 @@ class _KeptCallWords:
             rows = "the recorded statistics of this step do not show the place"
         line = ""
         if source:
-            function = f"{source['function']}{text_of(source)}"
+            function = f"{source.function}{quoted(source.text)}"
             line = f" {call.name} is called at {line_of(source)}, in {function}."
         gradient = "gradient " if call.in_backward else ""
         return (
@@ -732,10 +734,10 @@ class _KeptCallWords:
     def _operations(self) -> str:
         """Return a sentence about the operations that made it, in their order; empty if they are not known."""
         made = []
-        for entry in self.call.operations:
-            place = f" ({line_of(entry)})" if entry.get("file") else ""
-            value = _VALUES[entry["value"]]
-            made.append(f"{value} in the operation {entry['site']}{place}{text_of(entry)}")
+        for bad in self.call.operations:
+            place = f" ({line_of(bad)})" if bad.file else ""
+            value = _VALUES[bad.value]
+            made.append(f"{value} in the operation {bad.site}{place}{quoted(bad.text)}")
         return f" Run again by itself, that call makes {', then '.join(made)}." if made else ""
 
     def evidence(self) -> dict[str, Any]:
@@ -750,7 +752,7 @@ class _KeptCallWords:
         found = {
             "module": call.path,
             "type": None if module is None else module.type,
-            "source": call.source(),
+            "source": as_json(call.source()),
             "value": self._value,
             "recovered": birth.recovered,
             "births": birth.births,
@@ -760,8 +762,9 @@ class _KeptCallWords:
 
     def evidence_of_call(self) -> dict[str, Any]:
         """Return the event of the call, and the operations that made the value."""
-        event, made = self.call.event, [dict(entry) for entry in self.call.operations]
-        found: dict[str, Any] = {"dump": {name: event[name] for name in ("step", "site", "folder")}}
+        event, made = self.call.event, as_json(self.call.operations)
+        dump = {"step": event.step, "site": event.site, "folder": event.folder}
+        found: dict[str, Any] = {"dump": dump}
         if made:
             found |= {"operation": made[0], "operations": made}
         return found
@@ -789,15 +792,16 @@ class _KeptCallWords:
         return f"{self._rerun()} {remedy}"
 
     def _rerun(self) -> str:
-        script = self.recording.path / str(self.call.event["folder"]) / "replay.py"
+        script = self.recording.path / self.call.event.folder / "replay.py"
         return f"To run that call again by itself: {typed('python', script)}."
 
     def _remedy_of_operation(self) -> str:
         """Return the remedy of the operation that made the value first; empty if that is not known."""
-        for entry in self.call.operations:
-            name, is_nan = str(entry.get("name")), entry.get("value") == "nan"
-            return domain_remedy(name, in_gradients=self.call.in_backward, is_empty=is_nan)
-        return ""
+        if not self.call.operations:
+            return ""
+        first = self.call.operations[0]
+        is_nan = first.value == "nan"
+        return domain_remedy(first.name, in_gradients=self.call.in_backward, is_empty=is_nan)
 
 
 @dataclass(frozen=True)
@@ -837,7 +841,7 @@ class _ProducerWords:
         """Return a clause with the operation and its place."""
         producer, event = self.producer, self.producer.event
         if producer.place == "entry":
-            return f"it came from outside the model, with the batch; {event['detail']}"
+            return f"it came from outside the model, with the batch; {event.detail}"
         if producer.among:
             return self._one_of()
         sure = "" if producer.certainty == "seen" else "probably "
@@ -847,18 +851,18 @@ class _ProducerWords:
         inside = ""
         if producer.module is not None:
             inside = f", in {producer.module}" if producer.module else ", outside of modules"
-        line = f", at {line_of(event)}" if event.get("file") else ""
-        detail = f"; {event['detail']}" if event.get("detail") else ""
-        return f"{sure}{maker} made it{inside}{line}{text_of(event)}{detail}"
+        line = f", at {line_of(event)}" if event.file else ""
+        detail = f"; {event.detail}" if event.detail else ""
+        return f"{sure}{maker} made it{inside}{line}{quoted(event.text)}{detail}"
 
     def _one_of(self) -> str:
         """Return a clause that lists the operations that may have made it, each line of the program once."""
         by_line: dict[str, list[str]] = {}
-        for entry in self.producer.among:
-            line = f" at {line_of(entry)}" if entry.get("file") else ""
-            by_line.setdefault(line, []).append(str(entry["operation"]))
+        for possible in self.producer.among:
+            line = f" at {line_of(possible)}" if possible.file else ""
+            by_line.setdefault(line, []).append(possible.operation)
         places = "; ".join(", ".join(names) + line for line, names in by_line.items())
-        number = int(self.producer.event["of"])
+        number = self.producer.event.of
         are_all = number == len(self.producer.among)
         if self.producer.place == "backward":
             last = f"{number} operations, of which these are the last"
@@ -867,7 +871,7 @@ class _ProducerWords:
                 f"the backward of one of {these} can have made it, whose inputs were not seen: "
                 f"{places}"
             )
-        detail = f"; {self.producer.event['detail']}" if self.producer.event.get("detail") else ""
+        detail = f"; {self.producer.event.detail}" if self.producer.event.detail else ""
         if are_all:
             return f"one of these made it, in their order: {places}{detail}"
         return (
@@ -882,8 +886,8 @@ class _ProducerWords:
         return found | self.evidence_of_operation()
 
     def evidence_of_operation(self) -> dict[str, Any]:
-        known = self.producer.event.items()
-        others = ("kind", "step", "loss", "rank")
+        known = as_json(self.producer.event).items()
+        others = ("step", "loss", "rank")
         found = {key: value for key, value in known if value is not None and key not in others}
         return {"operation": found} | ({"source": found} if found.get("file") else {})
 
@@ -924,7 +928,7 @@ class _ProducerWords:
         if backward:
             return _BACKWARD.format(name=producer.module or "the program")
         name = f"{producer.name} in {producer.module}" if producer.module else producer.name
-        node, is_first = producer.event.get("node"), producer.step == 0
+        node, is_first = producer.event.node, producer.step == 0
         advice = OperationAdvice(name, "", node, "float32", 0.0, is_first)
         if advice.multiplies:
             return advice.advice()
@@ -937,7 +941,7 @@ class _ProducerWords:
         """Return how to have the operation named: --dump keeps calls of modules."""
         producer = self.producer
         command = with_dump_on(self.recording)
-        is_kept = any(event.get("kind") == "dump" for event in self.recording.events)
+        is_kept = bool(self.recording.of(DumpEvent))
         if producer.certainty == "seen" or is_kept or (producer.module and not command):
             return ""
         run = f'run "{command}"' if command else "run it again with --dump"
@@ -977,27 +981,23 @@ class _EndWords:
                 f"what made it was not recorded.{end}"
             )
 
-        worst = exam["worst"]
+        worst = exam.worst
         amounts = []
-        for name, word in (("nan", "NaN"), ("inf", "infinite")):
-            if worst[name]:
-                amounts.append(f"{worst[name]} {word}")
-        more = int(exam["count"]) - 1
+        if worst.nan:
+            amounts.append(f"{worst.nan} NaN")
+        if worst.inf:
+            amounts.append(f"{worst.inf} infinite")
+        more = exam.count - 1
         also = ""
         if more:
             were = "were" if more > 1 else "was"
             rest = f" and {more - _TENSORS} more" if more > _TENSORS else ""
-            also = f", and so {were} {listed(self._others())}{rest}"
-        kind = "parameter" if worst["of"] == "param" else "buffer"
+            also = f", and so {were} {listed(_others(exam))}{rest}"
+        kind = "parameter" if worst.of == "param" else "buffer"
         return (
-            f"The {kind} {worst['path']} was not finite at the end of its training "
+            f"The {kind} {worst.path} was not finite at the end of its training "
             f"({' and '.join(amounts)}){also}. {self._since()}"
         )
-
-    def _others(self) -> list[str]:
-        exam = self.birth.exam or {}
-        others = [entry for entry in exam["tensors"] if entry is not exam["worst"]]
-        return [str(entry["path"]) for entry in others[:_TENSORS]]
 
     def _since(self) -> str:
         """Return a sentence about the last record in which the parameter was finite."""
@@ -1023,8 +1023,7 @@ class _EndWords:
             "births": birth.births,
         }
         if exam is not None:
-            worst = exam["worst"]
-            found |= {"also": self._others(), "nan": worst["nan"], "inf": worst["inf"]}
+            found |= {"also": _others(exam), "nan": exam.worst.nan, "inf": exam.worst.inf}
         return found
 
     def remedy(self) -> str:
@@ -1033,3 +1032,9 @@ class _EndWords:
         if self.birth.exam is not None:
             return f"{named}Do not use this checkpoint."
         return named.strip() or _OF_LAST_LOSS
+
+
+def _others(exam: NonfiniteAtEndEvent) -> list[str]:
+    """Return the first of the tensors that were not finite at the end, besides the worst."""
+    others = [tensor for tensor in exam.tensors if tensor is not exam.worst]
+    return [tensor.path for tensor in others[:_TENSORS]]

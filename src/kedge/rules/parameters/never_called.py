@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kedge.rules.recorded.ledger import (
-    Entry,
     is_bypassed,
     is_direct,
     is_gradient,
@@ -21,6 +20,7 @@ from kedge.rules.recorded.roots import within
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.rule import Finding, Lack, Rule, Severity, Words
 from kedge.short_text import listed
+from kedge.store.events import LedgerLine
 from kedge.store.recording import Recording
 
 
@@ -76,10 +76,10 @@ class NeverCalled(Rule):
             for path in paths
             if any(within(path_of(entry), path) for entry in unreached(recording))
         }
-        groups: dict[tuple[Severity, str], dict[str, Entry]] = {}
-        fused: dict[str, Entry] = {}
+        groups: dict[tuple[Severity, str], dict[str, LedgerLine]] = {}
+        fused: dict[str, LedgerLine] = {}
         for entry in silent(recording):
-            path, cause = path_of(entry), entry["cause"]
+            path, cause = path_of(entry), entry.cause
             if is_gradient(entry) or any(within(path, other) for other in paths if other != path):
                 continue
             if is_bypassed(cause):
@@ -96,8 +96,8 @@ class NeverCalled(Rule):
         """Return the lack of an end of the program, when the ledger is written."""
         return no_end(self.code, recording)
 
-    def _fused(self, entries: list[Entry]) -> Finding:
-        sites = [str(entry["site"]) for entry in entries]
+    def _fused(self, entries: list[LedgerLine]) -> Finding:
+        sites = [entry.site for entry in entries]
         verb, whose = (
             ("are", "their containers compute them")
             if len(sites) > 1
@@ -109,13 +109,15 @@ class NeverCalled(Rule):
             site=sites[0],
             step=-1,
             message=f"{listed(sites, 2)} {verb} not recorded: {whose} in one fused operation.",
-            evidence={"sites": sites, "causes": sorted({str(entry["cause"]) for entry in entries})},
+            evidence={"sites": sites, "causes": sorted({entry.cause for entry in entries})},
             confidence=0.9,
             remedy="Nothing is wrong; to see the result, watch the container.",
         )
 
-    def _finding(self, recording: Recording, severity: Severity, entries: list[Entry]) -> Finding:
-        sites, cause = [str(entry["site"]) for entry in entries], entries[0]["cause"]
+    def _finding(
+        self, recording: Recording, severity: Severity, entries: list[LedgerLine]
+    ) -> Finding:
+        sites, cause = [entry.site for entry in entries], entries[0].cause
         return Finding(
             code=self.code,
             severity=severity,

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.rules.recorded.optimizers import Entry, events_of, has_optimizer, optimizers, trained_by
+from kedge.rules.recorded.optimizers import events_of, has_optimizer, optimizers, trained_by
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_roots
 from kedge.rules.rule import Finding, Lack, Rule, Severity, Words
 from kedge.short_text import listed
 from kedge.sites.site import escape
+from kedge.store.events import NotOptimizedEvent
 from kedge.store.recording import Recording
 
 
@@ -85,20 +86,27 @@ class NotOptimized(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding of each kind for every root, and one for parameters of no recorded model."""
-        for event in events_of(recording, "not-optimized"):
-            if event.get("in_vain"):
-                yield from self._in_vain(event)
-            elif event.get("root") is None:
-                yield self._foreign(event)
-            elif event.get("replaced"):
-                yield self._replaced(recording, event)
-            elif event.get("unheld") and (
-                self._trained(recording, event) or event.get("passes", 0) >= self.min_passes
-            ):
-                yield self._unheld(recording, event)
-            for kind in ("outside", "tensors"):
-                if event.get(kind):
-                    yield self._not_held(recording, event, kind)
+        for event in events_of(recording, NotOptimizedEvent):
+            if event.in_vain:
+                yield from self._in_vain(event.in_vain)
+            elif event.root is None:
+                yield self._foreign(event.foreign)
+            else:
+                yield from self._of_root(recording, event, event.root)
+
+    def _of_root(
+        self, recording: Recording, event: NotOptimizedEvent, root: int
+    ) -> Iterable[Finding]:
+        is_trained = root in trained_roots(recording)
+        if event.replaced:
+            yield self._replaced(recording, event, root)
+        elif event.unheld and (is_trained or event.passes >= self.min_passes):
+            fixed = event.training is False and not is_trained
+            yield self._unheld(recording, event, root, fixed=fixed)
+        if event.outside:
+            yield self._outside(recording, event, root)
+        if event.tensors:
+            yield self._tensors(recording, event, root)
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of a record of the optimizers; without an optimizer there is nothing to judge."""
@@ -108,9 +116,8 @@ class NotOptimized(Rule):
             self.code, "record of the optimizers' parameters", 0, 1, grows=False
         )
 
-    def _replaced(self, recording: Recording, event: Entry) -> Finding:
-        names = [escape(name) for name in event["replaced"]]
-        root = int(event["root"])
+    def _replaced(self, recording: Recording, event: NotOptimizedEvent, root: int) -> Finding:
+        names = [escape(name) for name in event.replaced]
         model, by = names_of(recording, [root]), trained_by(recording, root)
         another, verb = ("other tensors", "are") if len(names) > 1 else ("another tensor", "is")
         return self._finding(
@@ -123,12 +130,12 @@ class NotOptimized(Rule):
             "(param.data.copy_, torch.nn.init) so that they stay the same tensors.",
         )
 
-    def _unheld(self, recording: Recording, event: Entry) -> Finding:
-        names = [escape(name) for name in event["unheld"]]
-        graded = [escape(name) for name in event.get("graded") or ()]
-        loud = [name for name in names if name in graded]
-        fixed = event.get("training") is False and not self._trained(recording, event)
-        shown, model = loud or names, names_of(recording, [int(event["root"])])
+    def _unheld(
+        self, recording: Recording, event: NotOptimizedEvent, root: int, *, fixed: bool
+    ) -> Finding:
+        names = [escape(name) for name in event.unheld]
+        loud = [escape(name) for name in event.unheld if name in event.graded]
+        shown, model = loud or names, names_of(recording, [root])
         verb = "are" if len(shown) > 1 else "is"
         got = f"; {'they get' if len(shown) > 1 else 'it gets'} gradients but never {'change' if len(shown) > 1 else 'changes'}"
         return self._finding(
@@ -140,45 +147,40 @@ class NotOptimized(Rule):
             "nn.ModuleList; call requires_grad_(False) on parameters that should not change.",
         )
 
-    def _trained(self, recording: Recording, event: Entry) -> bool:
-        return int(event["root"]) in trained_roots(recording)
-
-    def _not_held(self, recording: Recording, event: Entry, kind: str) -> Finding:
-        names = [escape(name) for name in event[kind]]
-        root = int(event["root"])
-        shown, model, site = (
-            listed(names, self.named),
-            names_of(recording, [root]),
-            f"{names[0]}:param",
+    def _outside(self, recording: Recording, event: NotOptimizedEvent, root: int) -> Finding:
+        names, model = [escape(name) for name in event.outside], names_of(recording, [root])
+        them, their = ("them", "their") if len(names) > 1 else ("it", "its")
+        return Finding(
+            code=self.code,
+            severity="info" if event.outside_fixed else "warning",
+            site=f"{escape(root_path(recording, root))}:out",
+            step=-1,
+            message=f"{model} calls {listed(names, self.named)} but does not contain {them}: neither model.parameters() nor an "
+            f"optimizer has {their} parameters. They get gradients but never change.",
+            evidence={"outside": names},
+            confidence=0.9,
+            remedy="Keep modules in nn.ModuleList or nn.ModuleDict in place of a list or a dict; call requires_grad_(False) on "
+            "modules that should not change.",
         )
-        if kind == "outside":
-            site = f"{escape(root_path(recording, root))}:out"
-            says = (
-                f"{model} calls {shown} but does not contain {'them' if len(names) > 1 else 'it'}: neither model.parameters() "
-                f"nor an "
-                f"optimizer has {'their' if len(names) > 1 else 'its'} parameters. They get gradients but never change."
-            )
-            remedy = (
-                "Keep modules in nn.ModuleList or nn.ModuleDict in place of a list or a dict; call requires_grad_(False) on "
-                "modules that should not change."
-            )
-        else:
-            unchanged = (
-                "them. They get gradients but never change"
-                if len(names) > 1
-                else "it. It gets gradients but never changes"
-            )
-            says = f"{shown} of {model} {_ARE[len(names) > 1]}, so neither model.parameters() nor an optimizer has {unchanged}."
-            remedy = (
-                "If it should be trained, make it an nn.Parameter before you make the optimizer."
-            )
-        severity: Severity = (
-            "warning" if kind == "outside" and not event.get("outside_fixed") else "info"
-        )
-        return Finding(self.code, severity, site, -1, says, {kind: names}, 0.9, remedy)
 
-    def _in_vain(self, event: Entry) -> Iterable[Finding]:
-        passes = int(event["in_vain"])
+    def _tensors(self, recording: Recording, event: NotOptimizedEvent, root: int) -> Finding:
+        names, model = [escape(name) for name in event.tensors], names_of(recording, [root])
+        unchanged = "it. It gets gradients but never changes"
+        if len(names) > 1:
+            unchanged = "them. They get gradients but never change"
+        return Finding(
+            code=self.code,
+            severity="info",
+            site=f"{names[0]}:param",
+            step=-1,
+            message=f"{listed(names, self.named)} of {model} {_ARE[len(names) > 1]}, so neither model.parameters() nor an "
+            f"optimizer has {unchanged}.",
+            evidence={"tensors": names},
+            confidence=0.9,
+            remedy="If it should be trained, make it an nn.Parameter before you make the optimizer.",
+        )
+
+    def _in_vain(self, passes: int) -> Iterable[Finding]:
         if passes >= self.min_passes:
             says = f"The program's optimizer never stepped in {passes:,} backward passes, which changed no parameter."
             yield Finding(
@@ -192,8 +194,7 @@ class NotOptimized(Rule):
                 "Call optimizer.step() after backward(); with a GradScaler, scaler.step(optimizer) and scaler.update().",
             )
 
-    def _foreign(self, event: Entry) -> Finding:
-        number = int(event.get("foreign", 0))
+    def _foreign(self, number: int) -> Finding:
         held = f"{number:,} parameters that belong" if number != 1 else "a parameter that belongs"
         return Finding(
             code=self.code,
@@ -207,7 +208,12 @@ class NotOptimized(Rule):
         )
 
     def _finding(
-        self, severity: Severity, names: Sequence[str], message: str, event: Entry, remedy: str
+        self,
+        severity: Severity,
+        names: Sequence[str],
+        message: str,
+        event: NotOptimizedEvent,
+        remedy: str,
     ) -> Finding:
         return Finding(
             code=self.code,
@@ -217,9 +223,9 @@ class NotOptimized(Rule):
             message=message,
             evidence={
                 "parameters": list(names),
-                "elements": event.get("unheld_elements"),
-                "graded": list(event.get("graded") or ()),
-                "replaced": list(event.get("replaced") or ()),
+                "elements": event.unheld_elements,
+                "graded": list(event.graded),
+                "replaced": list(event.replaced),
             },
             confidence=0.95,
             remedy=remedy,

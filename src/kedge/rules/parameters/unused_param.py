@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 from kedge.rules.naming import NAMED
 from kedge.rules.recorded.gradient_paths import GradientPaths, PathEnd
-from kedge.rules.recorded.ledger import Entry, path_of, remedy_of, uncalled, unreached
+from kedge.rules.recorded.ledger import path_of, remedy_of, uncalled, unreached
 from kedge.rules.recorded.optimizers import optimizers
 from kedge.rules.recorded.roots import by_root, root_of, root_path, within
 from kedge.rules.recorded.samples import no_end
@@ -17,6 +17,7 @@ from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import counted, listed
 from kedge.sites.site import escape
+from kedge.store.events import LedgerLine
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL
 
@@ -84,7 +85,7 @@ class UnusedParam(Rule):
         for root, entries in by_root(judged, lambda entry: root_of(recording, path_of(entry))):
             for alike in _alike(_silences(recording, root, entries)):
                 silence = alike[0][0]
-                sites = [str(entry["site"]) for _, silent in alike for entry in silent]
+                sites = [entry.site for _, silent in alike for entry in silent]
                 says = f"got no gradient in the whole run: {silence.cause}"
                 evidence = {"cause": silence.cause, **silence.evidence()}
                 again = [_named(other.last or "") for other, _ in alike[1:]]
@@ -194,23 +195,21 @@ class _Silence(NamedTuple):
 
 
 def _silences(
-    recording: Recording, root: int, entries: Iterable[Entry]
-) -> dict[_Silence, list[Entry]]:
+    recording: Recording, root: int, entries: Iterable[LedgerLine]
+) -> dict[_Silence, list[LedgerLine]]:
     """Return the entries of one root by the reason why they got no gradient."""
     paths, top = GradientPaths.of(recording, root), root_path(recording, root)
     ends = [(entry, paths.end(path_of(entry), top)) for entry in entries]
     ruled_out = {
-        end.last: str(entry.get("ungraded", ""))
-        for entry, end in ends
-        if end and end.without == end.last
+        end.last: entry.ungraded or "" for entry, end in ends if end and end.without == end.last
     }
     # The path to what is before a call without a graph ends there as well.
     cut_at = {mode: dict.fromkeys(paths.outermost(path) for path in ruled_out if ruled_out[path] == mode)
               for mode in ruled_out.values()}  # fmt: skip
-    groups: dict[_Silence, list[Entry]] = {}
+    groups: dict[_Silence, list[LedgerLine]] = {}
     for entry, end in ends:
         if end is None:
-            silence = _Silence(entry["cause"], remedy_of(entry))
+            silence = _Silence(entry.cause, remedy_of(entry))
         elif end.without in ruled_out:
             mode = ruled_out[str(end.without)]
             silence = _without_graph(mode, list(cut_at[mode]))
@@ -221,10 +220,10 @@ def _silences(
 
 
 def _alike(
-    silences: dict[_Silence, list[Entry]],
-) -> list[list[tuple[_Silence, list[Entry]]]]:
+    silences: dict[_Silence, list[LedgerLine]],
+) -> list[list[tuple[_Silence, list[LedgerLine]]]]:
     """Return the silences in groups: those of one group differ only in the numbers of blocks, as in ``h.3.attn``."""
-    groups: dict[tuple[str | None, ...], list[tuple[_Silence, list[Entry]]]] = {}
+    groups: dict[tuple[str | None, ...], list[tuple[_Silence, list[LedgerLine]]]] = {}
     for silence, entries in silences.items():
         key = tuple(
             None if text is None else _NUMBER_OF_BLOCK.sub("*", text)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from kedge.rules.recorded.roots import root_of
 from kedge.rules.recorded.trained import trained_roots
 from kedge.sites.site import unescape
+from kedge.store.events import LedgerLine
 from kedge.store.recording import Recording
-
-Entry = Mapping[str, Any]
 
 #: Words of causes that say that nothing is wrong.
 _EXPECTED = (
@@ -27,36 +25,36 @@ _EXPECTED = (
 )
 
 
-def silent(recording: Recording) -> Iterator[Entry]:
+def silent(recording: Recording) -> Iterator[LedgerLine]:
     """Yield the ledger's entries of trained models that never fired, except those that are silent by design."""
     trained = trained_roots(recording)
     for entry in recording.ledger:
-        if entry["fired"] or any(words in entry.get("cause", "") for words in _EXPECTED):
+        if entry.fired or any(words in entry.cause for words in _EXPECTED):
             continue
         if root_of(recording, path_of(entry)) in trained:
-            yield {"cause": "", "remedy": "", **entry}
+            yield entry
 
 
-def unreached(recording: Recording) -> list[Entry]:
+def unreached(recording: Recording) -> list[LedgerLine]:
     """Return the entries of trainable parameters that got no gradient."""
-    return [entry for entry in silent(recording) if entry["site"].endswith(":param.grad")]
+    return [entry for entry in silent(recording) if entry.site.endswith(":param.grad")]
 
 
 def uncalled(recording: Recording) -> set[str]:
     """Return the paths of modules that were not called and whose insides did not run either."""
     return {
-        path_of(e) for e in silent(recording) if not is_gradient(e) and not _ran_inside(e["cause"])
+        path_of(e) for e in silent(recording) if not is_gradient(e) and not _ran_inside(e.cause)
     }
 
 
-def path_of(entry: Entry) -> str:
+def path_of(entry: LedgerLine) -> str:
     """Return the path of an entry's site."""
-    return unescape(entry["site"].rpartition(":")[0])
+    return unescape(entry.site.rpartition(":")[0])
 
 
-def is_gradient(entry: Entry) -> bool:
+def is_gradient(entry: LedgerLine) -> bool:
     """Whether an entry is of a gradient."""
-    kind = str(entry["site"]).rpartition(":")[2]
+    kind = entry.site.rpartition(":")[2]
     return kind.startswith(("out.grad", "in.grad", "in.share", "param.grad", "param.acc"))
 
 
@@ -72,10 +70,9 @@ def is_direct(cause: str) -> bool:
     )  # older recordings
 
 
-def remedy_of(entry: Entry) -> str:
+def remedy_of(entry: LedgerLine) -> str:
     """Return the ledger's advice as a sentence."""
-    remedy = str(entry["remedy"])
-    return f"{remedy[:1].upper()}{remedy[1:].rstrip('.')}."
+    return f"{entry.remedy[:1].upper()}{entry.remedy[1:].rstrip('.')}."
 
 
 def _ran_inside(cause: str) -> bool:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from kedge.frames import SourceLine
 from kedge.rules.recorded.course import Course
 from kedge.rules.recorded.once import once
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.roots import root_paths
+from kedge.store.events import LossOperationEvent
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Ints, Rows
 
@@ -85,19 +85,19 @@ def is_single_output(recording: Recording, site: SiteInfo) -> bool:
 
 def maker_at(
     recording: Recording, site: SiteInfo, step: int
-) -> tuple[str | None, Mapping[str, Any] | None]:
+) -> tuple[str | None, SourceLine | None]:
     """Return the autograd node of a loss in one step, and the line that called backward on it.
 
     The site itself describes the first step alone. The node is None where it is not known, as where
     the backward passes of the step began at results of several operations.
     """
-    made: tuple[str | None, Mapping[str, Any] | None] = (site.node, site.source)
+    made = (site.node, site.source)
     before = [made]
-    for event in events_of(recording, "loss-operation"):
-        if event["step"] > step or event.get("loss") not in (None, site.site):
+    for event in events_of(recording, LossOperationEvent):
+        if event.step > step or event.loss not in (None, site.site):
             continue
-        made = (event.get("node"), event.get("source") or site.source)
-        before = [*before, made] if event["step"] == step else [made]
+        made = (event.node, event.source or site.source)
+        before = [*before, made] if event.step == step else [made]
     rows = recording.rows(site)
     calls = rows.calls[rows.step == step]
     nodes = {node for node, _ in before}

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from kedge.rules.recorded.trained import trained_sites
-from kedge.store.recording import Recording
+from kedge.store.events import NotOptimizedEvent, OptimizersEvent, RecordedOptimizer
+from kedge.store.recording import AnyEvent, Recording
 
-Entry = Mapping[str, Any]
 
-
-def optimizers(recording: Recording) -> tuple[Entry, ...] | None:
+def optimizers(recording: Recording) -> tuple[RecordedOptimizer, ...] | None:
     """Return the program's optimizers; None if they are not recorded, as before the program ends."""
-    written = events_of(recording, "optimizers")
+    written = events_of(recording, OptimizersEvent)
     if not written:
         return None
-    return tuple(entry for event in written for entry in event.get("optimizers", ()))
+    return tuple(optimizer for event in written for optimizer in event.optimizers)
 
 
 def has_optimizer(recording: Recording) -> bool:
@@ -27,24 +25,16 @@ def has_optimizer(recording: Recording) -> bool:
     )
 
 
-def events_of(recording: Recording, kind: str) -> list[Entry]:
+def events_of(recording: Recording, kind: type[AnyEvent]) -> list[AnyEvent]:
     """Return the events of one kind in the order of their steps; of several ranks, which train alike, those of the lowest."""
     rank = recording.ranks[0]
-    found = [
-        event
-        for event in recording.events
-        if event.get("kind") == kind and event.get("rank", rank) == rank
-    ]
-    return sorted(found, key=lambda event: int(event.get("step", -1)))
+    found = [event for event in recording.of(kind) if recording.rank_of(event) == rank]
+    return sorted(found, key=lambda event: -1 if event.step is None else event.step)
 
 
 def unheld_parameters(recording: Recording) -> set[str]:
     """Return the paths of the trainable parameters that no optimizer held at the end of the run."""
-    return {
-        str(path)
-        for event in events_of(recording, "not-optimized")
-        for path in event.get("unheld", ())
-    }
+    return {path for event in events_of(recording, NotOptimizedEvent) for path in event.unheld}
 
 
 def later_starts(recording: Recording, root: int | None = None) -> list[int]:
@@ -55,22 +45,18 @@ def later_starts(recording: Recording, root: int | None = None) -> list[int]:
         root: Only for optimizers that train this root; for all if None.
     """
     own = (optimizers(recording) or ()) if root is None else _training(recording, root)
-    return sorted({int(start) for entry in own if (start := entry.get("first_step") or 0) > 0})
+    return sorted({start for optimizer in own if (start := optimizer.first_step or 0) > 0})
 
 
 def rates_of(recording: Recording, root: int) -> list[float]:
     """Return the learning rates of the optimizers that train a root, the highest first."""
-    rates = {float(rate) for entry in _training(recording, root) for rate in entry.get("rates", ())}
+    rates = {float(rate) for optimizer in _training(recording, root) for rate in optimizer.rates}
     return sorted((rate for rate in rates if rate > 0), reverse=True)
 
 
 def trained_by(recording: Recording, root: int) -> str:
     """Return words for the optimizers that train a root: ``Adam with a learning rate of 0.001``; empty if unknown."""
-    types = ", ".join(
-        dict.fromkeys(
-            str(entry.get("type", "an optimizer")) for entry in _training(recording, root)
-        )
-    )
+    types = ", ".join(dict.fromkeys(optimizer.type for optimizer in _training(recording, root)))
     rates = rates_of(recording, root)
     return types + (f" with a learning rate of {listed_rates(rates)}" if types and rates else "")
 
@@ -80,6 +66,6 @@ def listed_rates(rates: Iterable[float]) -> str:
     return " and ".join(f"{rate:g}" for rate in list(rates)[:3])
 
 
-def _training(recording: Recording, root: int) -> list[Entry]:
+def _training(recording: Recording, root: int) -> list[RecordedOptimizer]:
     """Return the optimizers that train a root."""
-    return [entry for entry in optimizers(recording) or () if root in entry.get("roots", ())]
+    return [optimizer for optimizer in optimizers(recording) or () if root in optimizer.roots]

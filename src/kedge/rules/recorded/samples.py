@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from kedge.rules.recorded.trained import trains
 from kedge.rules.rule import Lack
+from kedge.store.events import LossGraphEvent
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL
 
@@ -26,9 +27,7 @@ def no_end(code: str, recording: Recording) -> Lack | None:
 
 def no_loss_graph(code: str, recording: Recording) -> Lack | None:
     """Return the lack of a rule that reads the graph of the loss; without training there is none to record."""
-    if not trains(recording) or any(
-        event.get("kind") == "loss-graph" for event in recording.events
-    ):
+    if not trains(recording) or recording.of(LossGraphEvent):
         return None
     return Lack(code, "record of the loss's graph", 0, 1, grows=False)
 

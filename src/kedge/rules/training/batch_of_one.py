@@ -15,6 +15,7 @@ from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trained_sites, trains
 from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import listed
+from kedge.store.events import ModesEvent
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
 
@@ -104,8 +105,8 @@ class BatchOfOne(Rule):
 
 def _normalised(recording: Recording) -> list[SiteInfo]:
     """Return the outputs of the modules with batch statistics that are trained in training mode."""
-    latest = {int(event["root"]): event for event in events_of(recording, "modes")}
-    frozen = {str(path) for event in latest.values() for path in event.get("eval", ())}
+    latest = {event.root: event for event in events_of(recording, ModesEvent)}
+    frozen = {path for event in latest.values() for path in event.eval}
     sites = (
         site
         for site in trained_sites(recording, "out")

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
+from kedge.json_input.classes import as_json
 from kedge.rules.naming import line_of
-from kedge.rules.recorded.optimizers import Entry, events_of
+from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule, Severity, Words
 from kedge.sites.operation_names import recorded_names
+from kedge.store.events import LossGraphEvent
 from kedge.store.recording import Recording, SiteInfo
 
 #: Operations that return their input's values in another shape, layout or dtype.
@@ -96,8 +98,8 @@ class DoubleSoftmax(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every line that calls backward."""
-        for event in events_of(recording, "loss-graph"):
-            chain = recorded_names(event.get("nodes", ()))
+        for event in events_of(recording, LossGraphEvent):
+            chain = recorded_names(event.nodes)
             severity, says, remedy = _judged(chain)
             if severity is not None:
                 yield self._finding(recording, event, chain, (severity, says, remedy))
@@ -109,22 +111,21 @@ class DoubleSoftmax(Rule):
     def _finding(
         self,
         recording: Recording,
-        event: Entry,
+        event: LossGraphEvent,
         chain: list[str],
         judged: tuple[Severity, str, str],
     ) -> Finding:
         severity, says, remedy = judged
-        text = str(event.get("site", "loss"))
-        site = next((site for site in recording.sites if site.site == text), None)
+        site = next((site for site in recording.sites if site.site == event.site), None)
         return Finding(
             code=self.code,
             severity=severity,
-            site=text,
-            step=int(event.get("step", -1)),
-            message=f"The loss ({text}{_line(site)}) {says}.",
+            site=event.site,
+            step=-1 if event.step is None else event.step,
+            message=f"The loss ({event.site}{_line(site)}) {says}.",
             evidence={
                 "operations": chain[: self.shown],
-                "source": dict(site.source) if site and site.source else None,
+                "source": as_json(site.source) if site is not None else None,
             },
             confidence=0.95,
             remedy=remedy,

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kedge.rules.naming import NAMED, plain
-from kedge.rules.recorded.optimizers import Entry, events_of, has_optimizer
+from kedge.rules.recorded.optimizers import events_of, has_optimizer
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import steps_of_training, trained_roots
 from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import counted, listed
+from kedge.store.events import ModesEvent
 from kedge.store.recording import Recording
 from kedge.store.rows import Ints
 
@@ -59,9 +60,9 @@ class EvalMode(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
-        events, trained = events_of(recording, "modes"), trained_roots(recording)
-        for root in sorted({int(event["root"]) for event in events} & trained):
-            own = [event for event in events if int(event["root"]) == root]
+        events, trained = events_of(recording, ModesEvent), trained_roots(recording)
+        for root in sorted({event.root for event in events} & trained):
+            own = [event for event in events if event.root == root]
             steps = steps_of_training(recording, root)
             phases = [phase for phase in _phases(own, steps) if phase[1] >= self.min_steps]
             in_eval = sum(number for _, number in phases)
@@ -74,15 +75,15 @@ class EvalMode(Rule):
         """Return the lack of measured steps; nothing is missing where no optimizer stepped."""
         if not has_optimizer(recording):
             return None
-        if not events_of(recording, "modes"):
+        if not events_of(recording, ModesEvent):
             return Lack(self.code, "record of the model's modes", 0, 1, grows=False)
         return too_few(self.code, len(recording.steps), self.min_steps)
 
     def _finding(
-        self, recording: Recording, root: int, phases: list[Entry], shown: tuple[int, int]
+        self, recording: Recording, root: int, phases: list[ModesEvent], shown: tuple[int, int]
     ) -> Finding:
-        (steps, of), event, since = shown, phases[-1], int(phases[0]["step"])
-        paths, site = [str(path) for path in event["eval"]], f"{root_path(recording, root)}:out"
+        (steps, of), event, since = shown, phases[-1], phases[0].step
+        paths, site = list(event.eval), f"{root_path(recording, root)}:out"
         model = names_of(recording, [root])
         broken = "" if len(phases) == 1 else f" with {counted(len(phases) - 1, 'interruption')}"
         return Finding(
@@ -107,10 +108,10 @@ class EvalMode(Rule):
         )
 
 
-def _phases(own: list[Entry], steps: Ints) -> Iterable[tuple[Entry, int]]:
+def _phases(own: list[ModesEvent], steps: Ints) -> Iterable[tuple[ModesEvent, int]]:
     """Yield each phase of a model in evaluation mode, with the number of these steps in it."""
-    ends = [int(event["step"]) for event in own[1:]]
+    ends = [event.step for event in own[1:]]
     for event, end in zip(own, [*ends, None], strict=True):
-        if not event["training"] and event.get("eval") and not event.get("train"):
-            since = steps[steps >= int(event["step"])]
+        if not event.training and event.eval and not event.train:
+            since = steps[steps >= event.step]
             yield event, int((since < end).sum()) if end is not None else len(since)

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kedge.json_input.classes import as_json
 from kedge.rules.naming import line_of, plain
 from kedge.rules.recorded.losses import Loss, losses
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.sites.operation_names import recorded_names
+from kedge.store.events import LossGraphEvent
 from kedge.store.recording import Recording
 from kedge.store.rows import Bools
 
@@ -85,8 +87,8 @@ class LossBelowZero(Rule):
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every line that calls backward."""
         chains = {
-            str(event.get("site", "")): recorded_names(event.get("nodes", ()))
-            for event in events_of(recording, "loss-graph")
+            event.site: recorded_names(event.nodes)
+            for event in events_of(recording, LossGraphEvent)
         }
         courses = losses(recording)
         for loss in courses:
@@ -124,7 +126,7 @@ class LossBelowZero(Rule):
                 "least": plain(least),
                 "below": int(below.sum()),
                 "losses": len(below),
-                "source": dict(source) if source else None,
+                "source": as_json(source),
             },
             confidence=0.7 if doubtful else 0.95,
             remedy=_REMEDIES["neg" if turned else name.removesuffix("_with_logits")],

@@ -16,6 +16,7 @@ from kedge.rules.recorded.roots import root_path
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_roots, trains
 from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.store.events import LossGraphEvent
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats
 
@@ -136,7 +137,8 @@ class NoLearning(Rule):
             is_worse = last > _WORSE * level
             verb = "is above" if is_worse else "is"
             chance = f", which {verb} chance for {classes} classes (log {classes} = {level:.3g})"
-        step, run = int(loss.steps[-1]), int((recording.end or {}).get("steps") or 0)
+        step, end = int(loss.steps[-1]), recording.end
+        run = (end.steps or 0) if end is not None else 0
         ended = f"ended at {last:.4g}"
         if run - 1 - step > run // _CUT_SHORT:
             ended = f"was {last:.4g} by step {step:,}, the last of {run:,} steps in which it was recorded"
@@ -200,9 +202,9 @@ def _classes(recording: Recording, loss: Loss) -> int | None:
 def _is_over_classes(recording: Recording, loss: Loss) -> bool:
     """Whether the graph of a loss has a softmax over its last dimension; older recordings do not show the dimension."""
     graphs = [
-        event for event in events_of(recording, "loss-graph") if event.get("site") == loss.site.site
+        event for event in events_of(recording, LossGraphEvent) if event.site == loss.site.site
     ]
     if not graphs:
         return True
-    softmax = any("LogSoftmax" in node for node in graphs[0].get("nodes", ())[1:3])
-    return softmax and graphs[0].get("dim", 1) in (1, -1)
+    softmax = any("LogSoftmax" in node for node in graphs[0].nodes[1:3])
+    return softmax and graphs[0].dim in (None, 1, -1)

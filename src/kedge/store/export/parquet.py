@@ -124,7 +124,7 @@ def describe(recording: Recording) -> str:
     return json.dumps(
         {
             "manifest": dict(recording.manifest),
-            "end": recording.end and dict(recording.end),
+            "end": recording.end and recording.end.entry(),
             "roots": [{"name": root.name, "prefix": root.prefix} for root in recording.roots],
             "columns": {name: column.meaning for name, column in WIDE.items()},
         }

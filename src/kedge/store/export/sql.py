@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from kedge.errors import QueryError
+from kedge.store.events import RunEvent
 from kedge.store.export.parquet import SCHEMA, batches
 from kedge.store.export.wide_table import WIDE
 from kedge.store.recording import Recording
@@ -156,22 +157,19 @@ class _Scan:
 
 def _site(site: SiteInfo) -> dict[str, Any]:
     own = {name: getattr(site, name) for name in _SITES.names if hasattr(site, name)}
-    called = site.source or {}
     lists = {"shape": list(site.shape), "sources": list(site.sources)}
-    return {**own, **lists, "file": called.get("file"), "line": called.get("line")}
+    called = {} if site.source is None else {"file": site.source.file, "line": site.source.line}
+    return {"file": None, "line": None, **own, **lists, **called}
 
 
 def _finding(finding: Any) -> dict[str, Any]:
     return {**asdict(finding), "evidence": json.dumps(dict(finding.evidence), default=str)}
 
 
-def _event(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "kind": event["kind"],
-        "step": event.get("step"),
-        "rank": event.get("rank", 0),
-        "event": json.dumps(event),
-    }
+def _event(event: RunEvent) -> dict[str, Any]:
+    entry = event.entry()
+    written = json.dumps(entry)
+    return {"kind": entry["kind"], "step": event.step, "rank": event.rank or 0, "event": written}
 
 
 def _table(schema: Any, rows: Iterable[Mapping[str, Any]]) -> Any:

@@ -6,14 +6,15 @@ from pathlib import Path
 
 from kedge.files.atomic_write import told
 from kedge.json_input.reading import BadJson, read_regular
-from kedge.store.reading.json_files import Document, damaged, event_from, is_there
+from kedge.store.events import RunEvent
+from kedge.store.reading.json_files import damaged, is_there, read_event
 
 
 class EventsReader:
     """A reader of the events; the last line may be incomplete."""
 
     def __init__(self, path: Path) -> None:
-        self.events: list[Document] = []
+        self.events: list[RunEvent] = []
         self.torn = False
         self._path = path
         self._at = 0
@@ -26,7 +27,7 @@ class EventsReader:
             *lines, rest = self._new().split(b"\n")
         known = len(self.events)
         self.events += [
-            event_from(self._path, known + number, line) for number, line in enumerate(lines, 1)
+            read_event(self._path, known + number, line) for number, line in enumerate(lines, 1)
         ]
         self._at += sum(len(line) + 1 for line in lines)
         self.torn = rest != b""

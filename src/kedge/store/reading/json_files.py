@@ -12,6 +12,7 @@ from kedge.files.atomic_write import told
 from kedge.json_input.reading import BadJson, parse, read_regular
 from kedge.json_input.shape import Check, Misshapen
 from kedge.short_text import listed, shortened
+from kedge.store.events import RunEvent, event_from
 from kedge.store.reading import shapes
 from kedge.store.sites import Root, SiteInfo, root_from, site_from
 
@@ -131,11 +132,11 @@ def read_sites(folder: Path, rank: int = 0) -> tuple[tuple[Root, ...], tuple[Sit
     return roots, sites
 
 
-def event_from(path: Path, number: int, line: bytes) -> Document:
+def read_event(path: Path, number: int, line: bytes) -> RunEvent:
     """Return one line of the events.
 
     Raises:
-        NotARecording: The line is not a JSON object.
+        NotARecording: The line is not an event.
     """
     try:
         event = parse(line)
@@ -145,8 +146,10 @@ def event_from(path: Path, number: int, line: bytes) -> Document:
         ) from error
     if not isinstance(event, dict):
         raise damaged(path, f"line {number} is not a JSON object")
-    _check(path, event, shapes.event, f"line {number}: ")
-    return event
+    try:
+        return event_from(event)
+    except Misshapen as error:
+        raise damaged(path, f"line {number}: {error}") from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -161,11 +164,11 @@ def _read_object(path: Path) -> dict[str, Any]:
     return document
 
 
-def _check(path: Path, document: Document, shape: Check, where: str = "") -> None:
+def _check(path: Path, document: Document, shape: Check) -> None:
     try:
         shape(document)
     except Misshapen as error:
-        raise damaged(path, f"{where}{error}") from error
+        raise damaged(path, str(error)) from error
 
 
 def damaged(path: Path, found: str) -> NotARecording:

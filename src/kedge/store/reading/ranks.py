@@ -30,12 +30,11 @@ import numpy as np
 
 from kedge.store.binary_column import joined
 from kedge.store.columns import BINARY, COLUMNS
+from kedge.store.events import RunEvent
 from kedge.store.reading.stages import Stage, last_output, stages_of, together
 from kedge.store.reading.table import SitesInOne, StatsTable, one_after_another
 from kedge.store.rows import Ints, Rows, merge
 from kedge.store.sites import Root, SiteInfo
-
-Entry = Mapping[str, Any]
 
 _ALIKE = 1e-3
 """By how much of itself the sum of squares may differ between copies, which may come from different devices."""
@@ -48,7 +47,7 @@ class RankShare:
     rank: int
     roots: tuple[Root, ...]
     sites: tuple[SiteInfo, ...]
-    events: tuple[Entry, ...]
+    events: tuple[RunEvent, ...]
     table: StatsTable
 
 

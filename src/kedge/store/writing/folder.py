@@ -14,6 +14,7 @@ from kedge.errors import NotARecording
 from kedge.files.atomic_write import replace, told
 from kedge.files.file_lock import release
 from kedge.files.own_file import OwnFile, write_all
+from kedge.store.events import RunEvent, StoppedEvent
 from kedge.store.reading.json_files import (
     FORMAT,
     MANIFEST,
@@ -113,13 +114,17 @@ class RecordingWriter:
         self._keep_lock()
         self._stats.write(step, columns)
 
-    def event(self, event: Mapping[str, Any]) -> None:
+    def event(self, event: RunEvent) -> None:
         """Append one event after all waiting rows; its numbers must be finite, since JSON has no others."""
         self._keep_lock()
         self._stats.flush()
-        line = dumps(event, allow_nan=False) + "\n"
+        line = dumps(event.entry(), allow_nan=False) + "\n"
         with told(f"write to {self._events.path}"):
             write_all(self._events, line.encode())
+
+    def stopped(self, step: int, error: str) -> None:
+        """Append that a step could not be written, and that nothing more will be."""
+        self.event(StoppedEvent(step=step, error=error))
 
     def _keep_lock(self) -> None:
         """Lock the recording again if the program has closed the lock's file."""

@@ -22,6 +22,7 @@ from kedge.errors import BeingWritten
 from kedge.files.atomic_write import told
 from kedge.files.file_lock import claim
 from kedge.files.own_file import APPEND, OwnFile, write_all
+from kedge.store.events import EndEvent
 from kedge.store.reading.events import EventsReader
 from kedge.store.reading.json_files import events_file
 
@@ -108,7 +109,7 @@ def _is_still(file: OwnFile, folder: Path) -> bool:
 def _has_ended(folder: Path) -> bool:
     reader = EventsReader(folder / events_file(0))
     reader.read()
-    return any(event.get("kind") == "end" for event in reader.events)
+    return any(isinstance(event, EndEvent) for event in reader.events)
 
 
 def _message(folder: Path) -> str:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kedge.by_identity import ByIdentity
+from kedge.store.events import RecordedOptimizer
 from kedge.torch_internals.module_tables import parameters_in
 from kedge.watch.models.parameters import WatchedParameters
 
@@ -142,13 +143,18 @@ class KnownOptimizer:
             self.rates = [_kept(group["lr"]) for group in optimizer.param_groups if "lr" in group]
         return changed
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> RecordedOptimizer:
         """Return its entry in the recording at the end of the run."""
         rates = [rate for rate in map(_finite, self.rates) if rate is not None]
-        return {
-            "index": self.index, "type": self.kind, "steps": self.steps, "parameters": self.parameters,
-            "roots": sorted(self.roots), "rates": rates, "first_step": self.first_step,
-        }  # fmt: skip
+        return RecordedOptimizer(
+            index=self.index,
+            type=self.kind,
+            steps=self.steps,
+            parameters=self.parameters,
+            roots=tuple(sorted(self.roots)),
+            rates=tuple(rates),
+            first_step=self.first_step,
+        )
 
 
 class Optimizers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import nn
 
@@ -14,6 +13,7 @@ from kedge.hooks.firing.tap import Tap
 from kedge.hooks.roots import HookedRoot
 from kedge.hooks.session import Session
 from kedge.hooks.unfired import explain, explaining_many
+from kedge.store.events import LedgerLine
 from kedge.torch_internals.module_tables import named_modules
 
 
@@ -29,7 +29,7 @@ class RootHooks:
     def __init__(self) -> None:
         self.hooked: HookedRoot | None = None
         self.follows = False
-        self.silent: list[dict[str, Any]] = []
+        self.silent: list[LedgerLine] = []
         self._fired: set[str] = set()
         self._past: PassCounter | None = None
 
@@ -113,13 +113,13 @@ class RootHooks:
         return tap.site.kind == "out" and not tap.fired and str(tap.site) not in self._fired
 
 
-def silent_entry(tap: Tap, session: Session) -> dict[str, Any]:
+def silent_entry(tap: Tap, session: Session) -> LedgerLine:
     """Return the entry of a site that never fired, with the cause and the remedy."""
     cause = explain(tap, session)
-    return {"site": str(tap.site), "fired": 0, "cause": cause.why, "remedy": cause.remedy}
+    return LedgerLine(site=str(tap.site), fired=0, cause=cause.why, remedy=cause.remedy)
 
 
-def silent_sites(roots: Iterable[RootHooks], session: Session) -> list[dict[str, Any]]:
+def silent_sites(roots: Iterable[RootHooks], session: Session) -> list[LedgerLine]:
     """Return an entry with the cause for each site that never fired, including sites of deleted modules."""
     roots = list(roots)
     by_passes = {id(root.passes): root for root in roots if root.passes is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from kedge import native
 from kedge.sites.leaves import has_memory, own_part
+from kedge.store.events import BadTensor, NonfiniteAtEndEvent
 from kedge.torch_internals import modes
 from kedge.torch_internals.module_tables import buffers_in, modules_in
 from kedge.watch.models.parameters import WatchedParameters
@@ -38,7 +39,7 @@ class ClosingExam:
         self._places, self._step = places, step
         self._buffers: dict[int, list[tuple[str, BufferSlot]]] = {}
         self._finalizers: list[weakref.finalize[Any, Any]] = []
-        self._notes: list[Mapping[str, Any]] = []
+        self._notes: list[NonfiniteAtEndEvent] = []
 
     def begin(
         self, module: nn.Module, root: RootModule, examine: Callable[[RootModule], None]
@@ -70,26 +71,26 @@ class ClosingExam:
         parameters = (
             (place.site.path, param) for place in mine if (param := place.param()) is not None
         )
-        bad = [_entry("param", *found) for found in _not_finite(parameters)]
+        bad = [
+            BadTensor(path=path, of="param", nan=nan, inf=inf)
+            for path, nan, inf in _not_finite(parameters)
+        ]
         buffers = (
             (name, b)
             for name, slot in self._buffers.pop(root.index, ())
             if (b := slot()) is not None
         )
         bad += [
-            _entry("buffer", root.label(name), nan, inf) for name, nan, inf in _not_finite(buffers)
+            BadTensor(path=root.label(name), of="buffer", nan=nan, inf=inf)
+            for name, nan, inf in _not_finite(buffers)
         ]
         if bad:
-            tensors = bad[:_MOST_NAMED]
-            note = {
-                "kind": "nonfinite-at-end",
-                "step": self._step(),
-                "count": len(bad),
-                "tensors": tensors,
-            }
-            self._notes.append(note)
+            named = tuple(bad[:_MOST_NAMED])
+            self._notes.append(
+                NonfiniteAtEndEvent(step=self._step(), count=len(bad), tensors=named)
+            )
 
-    def end(self, roots: Iterable[RootModule]) -> list[Mapping[str, Any]]:
+    def end(self, roots: Iterable[RootModule]) -> list[NonfiniteAtEndEvent]:
         """Look at the roots that still exist; returns an event for each root in which something is not finite."""
         for root in roots:
             self.examine(root)
@@ -99,10 +100,6 @@ class ClosingExam:
         """Take no more notice of models that are deleted."""
         for finalizer in self._finalizers:
             finalizer.detach()
-
-
-def _entry(kind: str, path: str, nan: int, inf: int) -> dict[str, Any]:
-    return {"path": path, "of": kind, "nan": nan, "inf": inf}
 
 
 def _not_finite(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, int, int]]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
 from time import perf_counter
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +11,10 @@ from typing import Any, NamedTuple, Protocol
 from torch import nn
 
 from kedge.hooks.placing.module_calls import CallTracker, OpenCalls
+from kedge.json_input.classes import as_json
 from kedge.stderr import Shield
+from kedge.store.events import SavedEvent
+from kedge.store.saved_account import Sums
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.module_tables import modules_in
 from kedge.torch_internals.source_lines import calling_frame, source_of
@@ -32,7 +34,7 @@ class SavedTensorList(Protocol):
     def add(self, module: nn.Module, root: RootModule) -> None:
         """Follow a root whose call is active."""
 
-    def close(self, step: int) -> Mapping[str, Any] | None:
+    def close(self, step: int) -> SavedEvent | None:
         """Called when a step is over; returns the event for the recording, None as long as nothing was saved."""
 
     def stop(self) -> None:
@@ -63,7 +65,7 @@ class FirstStep:
     def __init__(self) -> None:
         self.sources: dict[str, Any] = {}
         self._by_module: SavedByModule | None = None
-        self._modules: list[dict[str, Any]] = []
+        self._modules: list[Sums] = []
         self._calls: CallTracker[Surveyed, tuple[Surveyed, nn.Module]] | None = None
         self.shield = Shield(
             "recording saved tensors", "they are not recorded", on_failure=self._modules.clear
@@ -125,7 +127,7 @@ class FirstStep:
             return None
         place = frame.f_code, frame.f_lineno
         if place not in self._lines:
-            self._lines[place] = asdict(source_of(frame))
+            self._lines[place] = as_json(source_of(frame))
         return self._lines[place]
 
     def _end(
@@ -142,7 +144,7 @@ class FirstStep:
             self._modules[:] = self._by_module.account(output, ended[1])
         self._seconds += perf_counter() - start
 
-    def close(self, step: int) -> list[Mapping[str, Any]]:
+    def close(self, step: int) -> list[SavedEvent]:
         """Remove the hooks.
 
         Returns:
@@ -155,10 +157,10 @@ class FirstStep:
         self._lines.clear()
         if (event := self._close_step_account(step)) is not None:
             return [event]
-        total = sum(m["bytes"] for m in modules)
-        return (
-            [{"kind": "saved", "step": step, "bytes": total, "modules": modules}] if modules else []
-        )
+        if not modules:
+            return []
+        total = sum(sums.bytes for sums in modules)
+        return [SavedEvent(step=step, bytes=total, modules=tuple(modules))]
 
     def end(self) -> None:
         """Remove every hook at the end of the watch, also if nothing was saved."""
@@ -167,7 +169,7 @@ class FirstStep:
         if step_account is not None:
             step_account.stop()
 
-    def _close_step_account(self, step: int) -> Mapping[str, Any] | None:
+    def _close_step_account(self, step: int) -> SavedEvent | None:
         """Return the full list of the step that is over, if it was made; a run makes one."""
         if (step_account := self.step_account) is None:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from kedge.actions.measure.meter import Meter
+from kedge.json_input.classes import as_json
 from kedge.sites.site import Site
+from kedge.store.events import (
+    BadBackwardEvent,
+    LossGraphEvent,
+    LossOperationEvent,
+    ProducerEvent,
+    RunEvent,
+)
 from kedge.torch_internals import modes
 from kedge.torch_internals.accelerators import is_capturing
 from kedge.torch_internals.autograd_nodes import dimension_of
@@ -56,11 +64,11 @@ class Losses:
         self._makers: dict[str, tuple[str | None, Any]] = {}
         self._changes = 0
         self._searches = _SEARCHES
-        self._found: list[Mapping[str, Any]] = []
+        self._found: list[ProducerEvent] = []
 
-    def began(self, began: BackwardStart, step: int, *, measured: bool) -> list[Mapping[str, Any]]:
+    def began(self, began: BackwardStart, step: int, *, measured: bool) -> list[RunEvent]:
         """Record the loss at which a backward pass began; returns the events for the recording."""
-        notes: list[Mapping[str, Any]] = []
+        notes: list[RunEvent] = []
         if not began.tensors or not all(map(modes.has_data, began.tensors)):
             return notes
         path, new = self._path(began)
@@ -68,19 +76,19 @@ class Losses:
         scale = self._scaling.scale(began)
         if new:
             _, operation = operation_of(first)
-            source = None if began.frame is None else asdict(source_of(began.frame))
-            self.described[path] = {"operation": operation, "source": source}
+            source = None if began.frame is None else source_of(began.frame)
+            self.described[path] = {"operation": operation, "source": as_json(source)}
             chain = list(chain_of(first.grad_fn))
             softmax = next((node for node in chain if "Softmax" in node.name()), None)
             dim = None if softmax is None else dimension_of(softmax)
-            note = {
-                "kind": "loss-graph",
-                "step": step,
-                "site": path,
-                "nodes": [node.name() for node in chain],
-            }
-            over = {} if dim is None else {"dim": dim}
-            notes.append({**note, **over, "unscaled": scale is not None})
+            graph = LossGraphEvent(
+                step=step,
+                site=path,
+                nodes=tuple(node.name() for node in chain),
+                dim=dim,
+                unscaled=scale is not None,
+            )
+            notes.append(graph)
         notes += self._changed_maker(began, path, step)
         seat = self.meter.sites.seat(Site(path, "loss"), first)
         self._seats[path] = seat.id
@@ -99,13 +107,11 @@ class Losses:
             found = find_producer(began, self.lines)
             if found is not None and found not in self._found:
                 self._found.append(found)
-                notes.append({"kind": "producer", "step": step, "loss": path, **found})
+                notes.append(replace(found, step=step, loss=path))
         self.bad |= bad
         return notes
 
-    def skipped(
-        self, loss: Tensor, number: Any, frame: FrameType, step: int
-    ) -> list[Mapping[str, Any]]:
+    def skipped(self, loss: Tensor, number: Any, frame: FrameType, step: int) -> list[RunEvent]:
         """Record the loss of a skipped step, as `began` does but quickly; returns the events.
 
         Args:
@@ -128,7 +134,7 @@ class Losses:
 
     def gradients_are_bad(
         self, began: BackwardStart, step: int, *, measured: bool
-    ) -> list[Mapping[str, Any]]:
+    ) -> list[RunEvent]:
         """Note that gradients of a finite loss are not, with the operation that made them so; returns the events.
 
         A measured step has the gradients of all modules, which say more than a mere suspicion.
@@ -136,20 +142,19 @@ class Losses:
         if self.bad or not began.tensors:
             return []
         loss, known = self._path(began)[0], all(tensor.is_cpu for tensor in began.tensors)
-        notes: list[Mapping[str, Any]]
-        notes = (
-            [{"kind": "bad-backward", "step": step, "loss": loss}] if known and not measured else []
-        )
+        notes: list[RunEvent] = []
+        if known and not measured:
+            notes.append(BadBackwardEvent(step=step, loss=loss))
         if self._searches <= 0:
             return notes
         self._searches -= 1
         found = find_behind_gradients(began, self.lines)
-        if found is None or found in self._found or (measured and not found["certain"]):
+        if found is None or found in self._found or (measured and not found.certain):
             return notes
         self._found.append(found)
-        return [*notes, {"kind": "producer", "step": step, "loss": loss, **found}]
+        return [*notes, replace(found, step=step, loss=loss)]
 
-    def _changed_maker(self, began: BackwardStart, path: str, step: int) -> list[Mapping[str, Any]]:
+    def _changed_maker(self, began: BackwardStart, path: str, step: int) -> list[RunEvent]:
         """Return the event that a loss is made by another operation, or on another line, than in the last backward.
 
         Its site describes the first backward alone. What makes a loss bad is often an operation of
@@ -163,19 +168,9 @@ class Losses:
         self._makers[path] = made
         self._changes += 1
         if self._changes > _MOST_CHANGES:
-            return [
-                {"kind": "loss-operation", "step": step, "loss": None, "node": None, "source": None}
-            ]
-        source = None if began.frame is None else asdict(source_of(began.frame))
-        return [
-            {
-                "kind": "loss-operation",
-                "step": step,
-                "loss": path,
-                "node": made[0],
-                "source": source,
-            }
-        ]
+            return [LossOperationEvent(step=step)]
+        source = None if began.frame is None else source_of(began.frame)
+        return [LossOperationEvent(step=step, loss=path, node=made[0], source=source)]
 
     def _path(self, began: BackwardStart) -> tuple[str, bool]:
         known = self._paths.get(began.where)

@@ -33,17 +33,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from kedge.frames import is_between, is_installed
+from kedge.frames import SourceLine, is_between, is_installed
 from kedge.hooks.placing.own_warnings import ANOMALY_WARNINGS, ignore_warnings, show_warnings
 from kedge.short_text import counted
 from kedge.sites.leaves import has_memory, own_part
 from kedge.sites.operation_names import plain_name
+from kedge.store.events import PossibleProducer, ProducerEvent
 from kedge.torch_internals.autograd_nodes import (
     behind,
     by_need,
@@ -174,7 +176,7 @@ class ProducerLines:
     """The program's line of each operation behind a loss; see Note [The line of an operation]."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], list[dict[str, Any] | None]] = {}
+        self._known: dict[tuple[str, ...], list[SourceLine | None]] = {}
         self._asked, self._tries = False, 0
         self.wanted = True
 
@@ -206,7 +208,7 @@ class ProducerLines:
         if any(lines):
             self._known[shape_of(nodes)] = lines
 
-    def of(self, nodes: Sequence[Node]) -> list[dict[str, Any] | None]:
+    def of(self, nodes: Sequence[Node]) -> list[SourceLine | None]:
         """Return the line of each node; None if it is unknown."""
         return self._known.get(shape_of(nodes)) or [None] * len(nodes)
 
@@ -222,7 +224,7 @@ def shape_of(nodes: Sequence[Node]) -> tuple[str, ...]:
     return tuple(node.name() for node in nodes if not is_leaf(node))
 
 
-def line_in(stack: Sequence[str] | None) -> dict[str, Any] | None:
+def line_in(stack: Sequence[str] | None) -> SourceLine | None:
     """Return the program's own innermost line in a stack that autograd recorded, else an installed library's."""
     for installed in (False, True):
         for entry in reversed(stack or ()):
@@ -230,21 +232,16 @@ def line_in(stack: Sequence[str] | None) -> dict[str, Any] | None:
             if match is None or is_between(match["file"]):
                 continue
             if installed or not is_installed(match["file"]):
-                return {
-                    "file": place_of(match["file"]),
-                    "line": int(match["line"]),
-                    "text": match["text"].strip() or None,
-                }
+                text = match["text"].strip() or None
+                return SourceLine(place_of(match["file"]), int(match["line"]), match["name"], text)
     return None
 
 
-def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] | None:
+def find_producer(began: BackwardStart, lines: ProducerLines) -> ProducerEvent | None:
     """Find the operation that made the first non-finite value; see Note [Reading the graph].
 
     Returns:
-        Its ``operation``, ``node``, ``module``, ``where``, ``file``, ``line``, ``text``,
-        ``detail``, and whether it is ``certain``. Where the values show several that may have made
-        it, ``among`` lists them in the order of the forward. None if none is found.
+        The event, whose step and loss the caller knows; None if no operation is found.
     """
     nodes = nodes_of(began.tensors)
     leaves = [own_part(cast("Any", node).variable.detach()) for node in nodes if is_leaf(node)]
@@ -287,10 +284,8 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
         detail = "of the operations between finite values and the loss it is the only one that can make it of usual numbers"
         return _found(first, where[first], detail, certain=False)
     among = [_place(node, where[node]) for node in suspects]
-    return _found(first, where[first], "", certain=False) | {
-        "among": among[-_MOST_AMONG:],
-        "of": len(among),
-    }
+    found = _found(first, where[first], "", certain=False)
+    return replace(found, among=tuple(among[-_MOST_AMONG:]), of=len(among))
 
 
 class _KnownValues:
@@ -413,12 +408,12 @@ def _has_no_maker(node: Node, name: str) -> bool:
     return at < len(node.next_functions) and node.next_functions[at][0] is None
 
 
-def _place(node: Node, line: Mapping[str, Any] | None) -> dict[str, Any]:
-    file, number = (line["file"], line["line"]) if line else (None, None)
-    return {"operation": plain_name(node.name()), "node": node.name(), "file": file, "line": number}
+def _place(node: Node, line: SourceLine | None) -> PossibleProducer:
+    possible = PossibleProducer(operation=plain_name(node.name()), node=node.name())
+    return possible if line is None else replace(possible, file=line.file, line=line.line)
 
 
-def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] | None:
+def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> ProducerEvent | None:
     """Find the operation behind non-finite gradients of a finite loss; see Note [Gradients as witnesses].
 
     A variable of the program may hold an infinity that the loss does not show, such as a logarithm
@@ -458,26 +453,26 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[st
     exact, possible = gradients.explained_by(began.tensors, steep)
     if len(exact) == 1:
         detail = "the loss is finite, and of its gradients just those that this backward leads to are not"
-        return _found(exact[0], where[exact[0]], detail, certain=False) | {"where": "backward"}
+        return _found(exact[0], where[exact[0]], detail, "backward", certain=False)
     return _one_of(exact or possible, where, "backward", "")
 
 
 def _one_of(
     suspects: Sequence[Node],
-    where: Mapping[Node, Mapping[str, Any] | None],
+    where: Mapping[Node, SourceLine | None],
     kind: str,
     detail: str,
     *,
     certain: bool = False,
-) -> dict[str, Any] | None:
+) -> ProducerEvent | None:
     """Return the finding that one of some operations made it, in the order of the forward; None without any."""
     if not suspects:
         return None
-    found = _found(suspects[0], where[suspects[0]], detail, certain=certain) | {"where": kind}
+    found = _found(suspects[0], where[suspects[0]], detail, kind, certain=certain)
     if kind == "hidden" and len(suspects) == 1:
         return found
     among = [_place(node, where[node]) for node in suspects]
-    return found | {"among": among[-_MOST_AMONG:], "of": len(among)}
+    return replace(found, among=tuple(among[-_MOST_AMONG:]), of=len(among))
 
 
 class _Gradients:
@@ -625,26 +620,31 @@ def _is_clamped(division: Node) -> bool:
     return isinstance(least, (int, float)) and least > 1 / _LARGE
 
 
-def _named(node: Node, line: Mapping[str, Any] | None) -> str:
+def _named(node: Node, line: SourceLine | None) -> str:
     """Return the name of an operation, with its line if that is known."""
     name = plain_name(node.name())
-    return f"{name} at {line['file']}:{line['line']}" if line else name
+    return f"{name} at {line}" if line else name
 
 
-def _entered(node: Node, line: Mapping[str, Any] | None, value: Tensor) -> dict[str, Any]:
+def _entered(node: Node, line: SourceLine | None, value: Tensor) -> ProducerEvent:
     """Return the finding that a value was non-finite already when the first operation took it."""
     bad = int((~torch.isfinite(value)).sum())
     detail = f"{bad} of {value.numel()} elements were not finite when {plain_name(node.name())} received them"
-    return {**_found(node, line, detail, certain=True), "where": "input"}
+    return _found(node, line, detail, "input", certain=True)
 
 
 def _found(
-    node: Node, line: Mapping[str, Any] | None, detail: str, *, certain: bool
-) -> dict[str, Any]:
-    return {
-        "operation": plain_name(node.name()), "node": node.name(), "module": None, "where": "forward",
-        **(line or {"file": None, "line": None, "text": None}), "detail": detail, "certain": certain,
-    }  # fmt: skip
+    node: Node, line: SourceLine | None, detail: str, where: str = "forward", *, certain: bool
+) -> ProducerEvent:
+    found = ProducerEvent(
+        step=0,
+        operation=plain_name(node.name()),
+        node=node.name(),
+        where=where,
+        detail=detail,
+        certain=certain,
+    )
+    return found if line is None else replace(found, file=line.file, line=line.line, text=line.text)
 
 
 def _values_in(began: BackwardStart) -> dict[Node, Tensor]:

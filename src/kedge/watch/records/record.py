@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from kedge.actions.measure.meter import Meter
+from kedge.store.events import LedgerLine
 from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import dynamo
 from kedge.watch.models.backward_start import BackwardStart, began
@@ -177,7 +178,7 @@ class TrainingRecord:
             *(list(places.among(params_of(o))) for o in self.optimizers.known().values()),
         ]
 
-    def end(self, shield: WatchShield) -> list[dict[str, Any]]:
+    def end(self, shield: WatchShield) -> list[LedgerLine]:
         """Write the rest; returns an entry for each site that never fired."""
         models, step = self.models, self.step()
         if partial := self.optimizers.leading is not None and not self.is_bad:

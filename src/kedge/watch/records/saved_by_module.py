@@ -22,6 +22,7 @@ from torch.autograd.graph import Node
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from kedge.sites import leaves
+from kedge.store.saved_account import Sums
 from kedge.torch_internals.autograd_nodes import (
     SavedTensor,
     behind,
@@ -87,7 +88,7 @@ class SavedByModule:
         if not self._is_elsewhere():
             self._mark(around)
 
-    def account(self, outputs: Any, root: nn.Module) -> list[dict[str, Any]]:
+    def account(self, outputs: Any, root: nn.Module) -> list[Sums]:
         """Count the values saved since the last call of this method; to be called when a root module has returned.
 
         Args:
@@ -105,9 +106,7 @@ class SavedByModule:
                     if number not in own and number not in self._counted:
                         self._add(path, storage)
         self._since = operation_number()
-        return [
-            {"path": path, "bytes": size, "tensors": n} for path, (size, n) in self._modules.items()
-        ]
+        return [Sums(path=path, tensors=n, bytes=size) for path, (size, n) in self._modules.items()]
 
     def _is_elsewhere(self) -> bool:
         """Whether this is a recompute, or a thread with a numbering of its own."""

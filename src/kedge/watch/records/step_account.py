@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
 from contextlib import ExitStack
 from time import perf_counter
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from kedge.hooks.saved.keeper import KeeperInForce, SavingPlace
 from kedge.offload.account.recorder import RecordedReference, SaveRecorder
 from kedge.offload.rebuild import find
 from kedge.stderr import Shield, say
+from kedge.store.events import SavedEvent
 from kedge.torch_internals.autograd_nodes import RAW
 from kedge.torch_internals.graph_task import graph_task
 from kedge.torch_internals.module_tables import buffers_in, parameters_in
@@ -137,7 +137,7 @@ class StepAccount:
         """Return the saved tensor."""
         return held.read() if self.is_over else self.recorder.unpack(held)
 
-    def close(self, step: int) -> Mapping[str, Any] | None:
+    def close(self, step: int) -> SavedEvent | None:
         """Return the list, if anything was saved so far; otherwise None, and the next step may have one."""
         if self.is_over or not self.recorder.drafts:
             return None
@@ -145,9 +145,9 @@ class StepAccount:
         self._see_owned()
         self.stop()
         saved = self.recorder.tensors(roots=[path for path, _ in self._roots])
-        entry = saved.account().entry()
+        account = saved.account()
         self.seconds += perf_counter() - begun
-        return {"kind": "saved", "step": step, **entry, "seconds": round(self.seconds, 6)}
+        return SavedEvent.of(account, step=step, seconds=round(self.seconds, 6))
 
     def stop(self) -> None:
         """Remove every hook, if no backward is under way; see Note [A step that ends in a backward]."""

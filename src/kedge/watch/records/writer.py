@@ -10,6 +10,7 @@ import numpy as np
 from kedge.actions.measure.meter import Meter
 from kedge.flow import Sink
 from kedge.store.columns import joined
+from kedge.store.events import RunEvent
 from kedge.watch.models.optimizers import Optimizers
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.curves import Curves
@@ -21,7 +22,7 @@ class StepSink(Sink, Protocol):
     def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
         """Receive the sites and roots, whenever there are more; `sites` is the same list if only the roots have changed."""
 
-    def event(self, event: Mapping[str, Any]) -> None:
+    def event(self, event: RunEvent) -> None:
         """Receive one event."""
 
 
@@ -52,7 +53,7 @@ class MeterSink:
     ) -> None:
         self.log, self.meter, self.curves = log, meter, curves
         self.roots, self.optimizers, self.sources = roots, optimizers, sources
-        self.notes: list[Mapping[str, Any]] = []
+        self.notes: list[RunEvent] = []
         self._entries: list[dict[str, Any]] = []
         self._described = (0, 0, 0, 0)
 

@@ -12,6 +12,7 @@ import torch
 from kedge.actions.measure.meter import Meter
 from kedge.repro.first_bad_call import FirstBadCall
 from kedge.repro.rerun import operations_of
+from kedge.store.events import JoinedEvent
 from kedge.store.writing.folder import RecordingWriter, create, join
 from kedge.torch_internals import accelerators
 from kedge.watch.records.writer import StepSink
@@ -53,7 +54,7 @@ def begin_recording(
     for candidate in takewhile(Path.exists, places(place)):
         writer = join(candidate, described)
         if writer is not None:
-            writer.event({"kind": "joined"} | {name: described.get(name) for name in _OWN})
+            writer.event(JoinedEvent(**{name: described.get(name) for name in _OWN}))
             return writer
     return None
 

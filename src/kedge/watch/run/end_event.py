@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kedge.program.ending import text_of
+from kedge.store.events import EndEvent
 from kedge.watch.totals import WatchSummary
 
 
-def end_of(summary: WatchSummary, status: int, error: BaseException | None) -> dict[str, Any]:
+def end_of(summary: WatchSummary, status: int, error: BaseException | None) -> EndEvent:
     """Return the event that ends a recording.
 
     Args:
@@ -17,14 +16,13 @@ def end_of(summary: WatchSummary, status: int, error: BaseException | None) -> d
         error: The error that ended it; None if it ran to its last line.
     """
     uncaught = None if isinstance(error, SystemExit) else error
-    return {
-        "kind": "end",
-        "exit": status,
-        "steps": summary.steps,
-        "sampled": summary.sampled,
-        "seconds": summary.seconds,
-        "watching": summary.watching,
-        "slowdown": summary.watching / summary.seconds if summary.seconds else None,
-        "levels": summary.levels,
-        "error": text_of(uncaught) if uncaught is not None else None,
-    }
+    return EndEvent(
+        exit=status,
+        steps=summary.steps,
+        sampled=summary.sampled,
+        seconds=summary.seconds,
+        watching=summary.watching,
+        slowdown=summary.watching / summary.seconds if summary.seconds else None,
+        levels=summary.levels,
+        error=text_of(uncaught) if uncaught is not None else None,
+    )

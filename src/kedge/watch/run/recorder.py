@@ -12,6 +12,7 @@ from kedge.errors import RecordingError
 from kedge.stderr import Shield
 
 if TYPE_CHECKING:
+    from kedge.store.events import RunEvent
     from kedge.store.writing.folder import RecordingWriter
 
 PATIENCE = 120.0
@@ -86,7 +87,7 @@ class RecordingSink:
         self._step = step
         self._attempt(lambda writer: writer.stats(step, columns))
 
-    def event(self, event: Mapping[str, Any]) -> None:
+    def event(self, event: RunEvent) -> None:
         """Write an event, if there is a recording."""
         if self.writer is not None or self._kept:
             self._attempt(lambda writer: writer.event(event))
@@ -132,8 +133,7 @@ class RecordingSink:
     def _give_up(self) -> None:
         self._kept.clear()
         if self.writer is not None:
-            stopped = {"kind": "stopped", "step": self._step, "error": str(self._shield.failure)}
             with suppress(Exception):  # on a full disk there may be room for a line
-                self.writer.event(stopped)
+                self.writer.stopped(self._step, str(self._shield.failure))
             with suppress(Exception):  # the recording may be out of reach; it must not stay locked
                 self.writer.close()

@@ -47,7 +47,7 @@ def _pass_on(recording: Recording, sink: RunSink) -> None:
                 {name: _selected(values, part) for name, values in columns.items()},
             )
     for event in recording.events:
-        sink.event(event)
+        sink.event(event.entry())
     for finding in check(recording, configured_rules()):
         sink.event(entry_of(finding))
 

@@ -12,6 +12,7 @@ import numpy as np
 from kedge.rules.rule import Finding
 from kedge.stderr import Shield
 from kedge.store.columns import BINARY, COLUMNS
+from kedge.store.events import RunEvent
 from kedge.store.rows import Rows
 from kedge.watch.run.recorder import RecordingSink
 
@@ -67,10 +68,11 @@ class Sinks:
             self._spoiled = True
             self._report_findings()
 
-    def event(self, event: Mapping[str, Any]) -> None:
+    def event(self, event: RunEvent) -> None:
         """Pass on an event."""
         self.recorder.event(event)
-        self._each(lambda sink: sink.event(event))
+        if self._shields:
+            self._each(partial(_send_event, event.entry()))
 
     def close(self) -> None:
         """Pass on the findings, and close all sinks."""
@@ -111,8 +113,8 @@ def _send_stats(step: int, columns: Columns, sink: RunSink) -> None:
     sink.stats(step, columns)
 
 
-def _send_event(event: Mapping[str, Any], sink: RunSink) -> None:
-    sink.event(event)
+def _send_event(line: Mapping[str, Any], sink: RunSink) -> None:
+    sink.event(line)
 
 
 def entry_of(finding: Finding) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -25,6 +25,7 @@ import torch
 from kedge.actions.measure.meter import Meter
 from kedge.signals import came_by_signal
 from kedge.stderr import described_failure, release_frames, say
+from kedge.store.events import UnseenDetail, UnseenEvent
 from kedge.torch_internals import device_graphs, modes
 from kedge.torch_internals.own_work import own_work
 from kedge.watch.steps.costs import Costs
@@ -117,10 +118,10 @@ class WatchShield:
             self.losses[what] = cause
             say(f"{what} cannot be watched: {cause}; everything else is")
 
-    def notes(self) -> list[Mapping[str, Any]]:
+    def notes(self) -> list[UnseenEvent]:
         """Return a note for each thing that was not watched."""
-        lost = ({"name": what, "cause": cause} for what, cause in self.losses.items())
-        return [{"kind": "unseen", "what": "failed", "detail": detail} for detail in lost]
+        lost = (UnseenDetail(name=what, cause=cause) for what, cause in self.losses.items())
+        return [UnseenEvent(what="failed", detail=detail) for detail in lost]
 
     def alone(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """Return the result of some work, which is timed, and runs in one thread at a time; see Note [Interrupts].

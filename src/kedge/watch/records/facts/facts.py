@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
+from kedge.store.events import LedgerLine, NotOptimizedEvent, OptimizersEvent, RunEvent
 from kedge.watch.models.backwards import BackwardPasses
 from kedge.watch.models.optimizers import Optimizers
 from kedge.watch.models.parameters import WatchedParameters
@@ -37,29 +37,25 @@ class Facts:
 
     def backward_began(
         self, step: int, roots: Iterable[RootModule], passes: BackwardPasses
-    ) -> list[Mapping[str, Any]]:
+    ) -> list[RunEvent]:
         """Return notes on the modes of trained models, and on gradients of the last step that are still there."""
         return [*self.modes.notes(step, roots), *self.gradients.backward_began(step, passes)]
 
     def at_end(
         self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters
-    ) -> list[Mapping[str, Any]]:
+    ) -> list[RunEvent]:
         """Return the notes that are known at the end of the run."""
-        notes: list[Mapping[str, Any]] = []
+        notes: list[RunEvent] = []
         unoptimized = self.unoptimized.notes(optimizers, roots, places)
         if optimizers.entries:
-            notes.append(
-                {
-                    "kind": "optimizers",
-                    "optimizers": [entry.describe() for entry in optimizers.entries],
-                }
-            )
+            described = tuple(entry.describe() for entry in optimizers.entries)
+            notes.append(OptimizersEvent(optimizers=described))
         elif self.unstepped.in_vain:
-            notes.append({"kind": "not-optimized", "root": None, "in_vain": self.unstepped.in_vain})
+            notes.append(NotOptimizedEvent(in_vain=self.unstepped.in_vain))
         return [*notes, *unoptimized, *self.unseen.notes(trained=bool(optimizers.entries))]
 
 
-def unused(places: WatchedParameters) -> list[dict[str, Any]]:
+def unused(places: WatchedParameters) -> list[LedgerLine]:
     """Return the parameters of trained models that never had a gradient, in the form of the ledger.
 
     Where the module of one was called without a graph, the entry says what ruled it out:
@@ -67,19 +63,18 @@ def unused(places: WatchedParameters) -> list[dict[str, Any]]:
     """
     cause = "no observed backward pass reached it"
     remedy = "use it in the forward, or set requires_grad_(False)"
-    entries: list[dict[str, Any]] = []
+    entries = []
     for place in places.without_gradient():
         if place.root.optimizers:
             path = place.site.path.removeprefix(place.root.prefix).lstrip(".")
             ungraded = place.root.hooks.ungraded(path.rpartition(".")[0])
-            noted = {"ungraded": ungraded} if ungraded else {}
             entries.append(
-                {
-                    "site": f"{place.site}.grad",
-                    "fired": 0,
-                    "cause": cause,
-                    "remedy": remedy,
-                    **noted,
-                }
+                LedgerLine(
+                    site=f"{place.site}.grad",
+                    fired=0,
+                    cause=cause,
+                    remedy=remedy,
+                    ungraded=ungraded or None,
+                )
             )
     return entries

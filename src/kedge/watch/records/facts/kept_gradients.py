@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from kedge import native
 from kedge.sites.leaves import own_part
+from kedge.store.events import GradsKeptEvent
 from kedge.torch_internals import modes
 from kedge.torch_internals.tensors import version_of
 from kedge.watch.models.backwards import BackwardPasses
@@ -35,9 +36,9 @@ class KeptGradients:
         self._inside: dict[int, int] = {}
         self._passed = False
 
-    def backward_began(self, step: int, passes: BackwardPasses) -> list[Mapping[str, Any]]:
+    def backward_began(self, step: int, passes: BackwardPasses) -> list[GradsKeptEvent]:
         """Check which gradients of the last step are still there; returns the notes of steps that have begun."""
-        notes: list[Mapping[str, Any]] = []
+        notes: list[GradsKeptEvent] = []
         for key, left in list(self._left.items()):
             if not passes.reached_here(_params(left)):
                 continue
@@ -55,27 +56,19 @@ class KeptGradients:
                 slots = ((slot, p) for slot, _, _ in left if (p := slot()) is not None)
                 self._left[key] = _gradients(slots)
 
-    def before_step(self, step: int, optimizer: Optimizer, index: int) -> list[Mapping[str, Any]]:
+    def before_step(self, step: int, optimizer: Optimizer, index: int) -> list[GradsKeptEvent]:
         """Return a note if the gradients that an optimizer is about to use still include those of its last step."""
         if not self._passed:
             self._inside[id(optimizer)] = index
             return []
         return self._notes(step, id(optimizer), index)
 
-    def _notes(self, step: int, key: int, index: int) -> list[Mapping[str, Any]]:
+    def _notes(self, step: int, key: int, index: int) -> list[GradsKeptEvent]:
         left, zeroed = self._left.pop(key, None), key in self._zeroed
         self._zeroed.discard(key)
         if not left or zeroed:
             return []
-        return [
-            {
-                "kind": "grads-kept",
-                "step": step,
-                "optimizer": index,
-                "checked": len(left),
-                "kept": len(left),
-            }
-        ]
+        return [GradsKeptEvent(step=step, optimizer=index, checked=len(left), kept=len(left))]
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Remember some gradients of an optimizer that has just stepped."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from torch import nn
 
 from kedge.by_identity import ByIdentity
 from kedge.sites.modal import MODAL, drops
+from kedge.store.events import ModesEvent
 from kedge.torch_internals.module_tables import modules_in, own_children
 from kedge.watch.models.roots import RootModule
 
@@ -27,24 +28,24 @@ class TrainingModes:
         self._noted: dict[int, tuple[Any, ...]] = {}
         self._found: ByIdentity[nn.Module, _Found] = ByIdentity()
 
-    def notes(self, step: int, roots: Iterable[RootModule]) -> list[Mapping[str, Any]]:
+    def notes(self, step: int, roots: Iterable[RootModule]) -> list[ModesEvent]:
         """Return a note for each trained model whose modes are not those of its last note."""
-        notes: list[Mapping[str, Any]] = []
+        notes = []
         for root in roots:
             module = root.module()
             if module is None or not root.optimizers:
                 continue
             found = [(n, m) for n, m in self._modal(root, module) if drops(m)]
             evals, trains = (
-                [n for n, m in found if m.training is mode][:_NAMED] for mode in (False, True)
+                tuple(n for n, m in found if m.training is mode)[:_NAMED] for mode in (False, True)
             )
-            modes = (module.training, tuple(evals), tuple(trains))
+            modes = (module.training, evals, trains)
             if self._noted.get(root.index) != modes:
                 self._noted[root.index] = modes
-                notes.append({
-                    "kind": "modes", "step": step, "root": root.index, "training": module.training,
-                    "eval": evals, "train": trains,
-                })  # fmt: skip
+                note = ModesEvent(
+                    step=step, root=root.index, training=module.training, eval=evals, train=trains
+                )
+                notes.append(note)
         return notes
 
     def _modal(self, root: RootModule, module: nn.Module) -> list[tuple[str, nn.Module]]:

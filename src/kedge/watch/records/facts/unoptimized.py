@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from kedge.store.events import NotOptimizedEvent
 from kedge.torch_internals.module_tables import modules_in, parameters_in
 from kedge.torch_internals.tensors import may_alias
 from kedge.watch.models.optimizers import Optimizers, params_of
@@ -17,15 +17,13 @@ from kedge.watch.models.roots import RootModule
 
 _NAMED = 50
 """Most names in a note."""
-_REPORTED = ("unheld", "replaced", "outside", "tensors", "foreign")
-"""The entries of which a note has at least one."""
 
 
 class UnoptimizedParameters:
     """Compares the parameters of models and optimizers."""
 
     def __init__(self) -> None:
-        self._notes: dict[int, Mapping[str, Any]] = {}
+        self._notes: dict[int, NotOptimizedEvent] = {}
         self._called: list[tuple[weakref.ref[nn.Module], RootModule]] = []
         self._steps = self._optimizers = 0
 
@@ -48,10 +46,14 @@ class UnoptimizedParameters:
 
     def notes(
         self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters
-    ) -> list[Mapping[str, Any]]:
+    ) -> list[NotOptimizedEvent]:
         """Return the notes at the end of a run."""
         self._compare(optimizers, roots, places)
-        return [note for note in self._notes.values() if any(note.get(name) for name in _REPORTED)]
+        return [
+            note
+            for note in self._notes.values()
+            if note.unheld or note.replaced or note.outside or note.tensors or note.foreign
+        ]
 
     def _compare(
         self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters
@@ -65,7 +67,7 @@ class UnoptimizedParameters:
             if module is not None and (not root.optimizers or root.optimizers & living.keys()):
                 self._notes[root.index] = self._not_held(root, module, held, places)
         foreign = sum(places.of(p) is None and p.grad is None for p in held.values())
-        self._notes[-1] = {"kind": "not-optimized", "root": None, "foreign": foreign}
+        self._notes[-1] = NotOptimizedEvent(foreign=foreign)
 
     def _not_held(
         self,
@@ -73,7 +75,7 @@ class UnoptimizedParameters:
         module: nn.Module,
         held: Mapping[int, Tensor],
         places: WatchedParameters,
-    ) -> Mapping[str, Any]:
+    ) -> NotOptimizedEvent:
         """Return a note on parameters that no optimizer holds; of an untrained model, only on those with gradients."""
         own = parameters_in(module)
         here = {id(p) for p in own.values()}
@@ -95,16 +97,19 @@ class UnoptimizedParameters:
         if not root.optimizers:
             unheld = {n: unheld[n] for n in graded}
         outside = self._outside(root, held.keys() | here)
-        return {
-            "kind": "not-optimized", "root": root.index, "training": module.training,
-            "unheld": [root.label(n) for n in list(unheld)[:_NAMED]],
-            "unheld_elements": sum(p.numel() for p in unheld.values()),
-            "graded": [root.label(n) for n in graded[:_NAMED]],
-            "replaced": replaced[:_NAMED],
-            "outside": [type(m).__name__ for m in outside], "outside_fixed": not any(m.training for m in outside),
-            "tensors": [root.label(name) for name in _plain_tensors(module, held)][:_NAMED],
-            "passes": max((at.times for at in places.among(unheld.values())), default=0),
-        }  # fmt: skip
+        tensors = [root.label(name) for name in _plain_tensors(module, held)]
+        return NotOptimizedEvent(
+            root=root.index,
+            training=module.training,
+            unheld=tuple(root.label(n) for n in list(unheld)[:_NAMED]),
+            unheld_elements=sum(p.numel() for p in unheld.values()),
+            graded=tuple(root.label(n) for n in graded[:_NAMED]),
+            replaced=tuple(replaced[:_NAMED]),
+            outside=tuple(type(m).__name__ for m in outside),
+            outside_fixed=not any(m.training for m in outside),
+            tensors=tuple(tensors[:_NAMED]),
+            passes=max((at.times for at in places.among(unheld.values())), default=0),
+        )
 
     def _outside(self, root: RootModule, known: Container[int]) -> list[nn.Module]:
         """Return the modules that a root calls without holding them, and whose gradients no optimizer uses."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import mmap
 import resource
-from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
+from kedge.store.events import UnseenDetail, UnseenEvent
 from kedge.torch_internals.hook_tables import for_everything
 
 _BUSY = 1.0
@@ -34,20 +34,20 @@ class UnseenWork:
         steps = int.from_bytes(self._children[:], "little") + 1
         self._children[:] = steps.to_bytes(8, "little")
 
-    def notes(self, *, trained: bool) -> list[Mapping[str, Any]]:
+    def notes(self, *, trained: bool) -> list[UnseenEvent]:
         """Return the notes at the end of a run.
 
         Args:
             trained: Whether an optimizer has stepped in this process: then only children that step
                 are noted.
         """
-        notes: list[Mapping[str, Any]] = []
+        notes = []
         steps, seconds = int.from_bytes(self._children[:], "little"), _child_seconds() - self._begun
         if steps or (seconds > _BUSY and not trained):
-            detail = {"steps": steps, "seconds": round(seconds, 1)}
-            notes.append({"kind": "unseen", "what": "children", "detail": detail})
+            detail = UnseenDetail(steps=steps, seconds=round(seconds, 1))
+            notes.append(UnseenEvent(what="children", detail=detail))
         if self._are_replaced():
-            notes.append({"kind": "unseen", "what": "hook-tables", "detail": {}})
+            notes.append(UnseenEvent(what="hook-tables", detail=UnseenDetail()))
         return notes
 
     def _are_replaced(self) -> bool:

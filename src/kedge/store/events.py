@@ -1,0 +1,457 @@
+"""The events of a recording, the lines of ``events.jsonl``: each kind is one class here, and nothing else knows it as a text.
+
+A class says what its lines contain, and how they are written and checked: see
+`kedge.json_input.classes`. What each kind means to readers of the file stands in
+docs/reference/recording.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, Self
+
+from kedge.frames import SourceLine
+from kedge.json_input.classes import Count, PlainName, Total, as_json, left_out, read_as
+from kedge.json_input.shape import Misshapen, fields, text
+from kedge.store.saved_account import BytesOverStep, LineSums, SavedAccount, Sums, TotalSums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEvent:
+    """One event of a run.
+
+    Attributes:
+        kind: The kind, as files have it.
+        step: The step; None if it is of none.
+        rank: The rank that wrote it; None for the lowest.
+    """
+
+    kind: ClassVar[str] = ""
+    step: int | None = left_out(None)
+    rank: Count | None = left_out(None)
+
+    def __init_subclass__(cls) -> None:
+        if cls.kind:
+            _KINDS[cls.kind] = cls
+
+    def entry(self) -> dict[str, Any]:
+        """Return the event as it is written."""
+        return {"kind": self.kind, **as_json(self)}
+
+
+_KINDS: dict[str, type[RunEvent]] = {}
+_check_kind = fields({"kind": text})
+
+
+def kinds() -> set[str]:
+    """Return the kinds of events that this version writes."""
+    return set(_KINDS)
+
+
+def event_from(line: Any) -> RunEvent:
+    """Return the event of a line.
+
+    Raises:
+        Misshapen: The line is not one of this kind.
+    """
+    _check_kind(line)
+    kind = _KINDS.get(line["kind"])
+    if kind is not None:
+        return read_as(kind, line)
+    known = read_as(RunEvent, line)
+    return UnknownEvent(content=line, step=known.step, rank=known.rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownEvent(RunEvent):
+    """An event of a kind that a later version has added; it is passed on as it is."""
+
+    content: Mapping[str, Any]
+
+    def entry(self) -> dict[str, Any]:
+        """Return the event as it was read."""
+        return {**self.content, **as_json(RunEvent(step=self.step, rank=self.rank))}
+
+
+# -- the run -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteEvent(RunEvent):
+    """A sentence for the reader."""
+
+    kind = "note"
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedEvent(RunEvent):
+    """A rank other than 0 began to write."""
+
+    kind = "joined"
+    started: str | None = None
+    pid: int | None = None
+    host: str | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnseenDetail:
+    """What is known of work that was not watched: what child processes did, or what failed and why."""
+
+    steps: Count | None = left_out(None)
+    seconds: float | None = left_out(None)
+    name: str | None = left_out(None)
+    cause: str | None = left_out(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnseenEvent(RunEvent):
+    """Work of the program that could not be watched: ``children``, ``hook-tables``, or what ``failed``."""
+
+    kind = "unseen"
+    what: str
+    detail: UnseenDetail | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerLine:
+    """The firings of a site, or why there were none.
+
+    Attributes:
+        ungraded: Why the outputs of the module of a parameter have no gradient.
+    """
+
+    site: str
+    fired: Count
+    cause: str = ""
+    remedy: str = ""
+    ungraded: str | None = left_out(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEvent(RunEvent):
+    """The sites that never fired."""
+
+    kind = "ledger"
+    sampled: Count = 0
+    sites: tuple[LedgerLine, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedEvent(RunEvent):
+    """A step could not be written, and the program went on unrecorded."""
+
+    kind = "stopped"
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndEvent(RunEvent):
+    """The end of the run, as far as Kedge saw it; what an older version did not write is None."""
+
+    kind = "end"
+    exit: int | None = None
+    steps: Count | None = None
+    sampled: Count | None = None
+    seconds: float | None = None
+    watching: float | None = None
+    slowdown: float | None = None
+    levels: Mapping[str, Count] | None = None
+    error: str | None = None
+
+
+# -- the training --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledEvent(RunEvent):
+    """There was code of ``torch.compile`` after this step."""
+
+    kind = "compiled"
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModesEvent(RunEvent):
+    """The modules of a root that compute differently in training, by their mode."""
+
+    kind = "modes"
+    step: int
+    root: Count
+    training: bool
+    eval: tuple[str, ...] = ()
+    train: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradsKeptEvent(RunEvent):
+    """Gradients that an optimizer used still held those of its last step."""
+
+    kind = "grads-kept"
+    step: int
+    optimizer: Count = 0
+    checked: Count
+    kept: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedOptimizer:
+    """One optimizer of the program, with the learning rates of its first step."""
+
+    index: Count | None = None
+    type: str = "an optimizer"
+    steps: Count = 0
+    parameters: Count = 0
+    roots: tuple[Count, ...] = ()
+    rates: tuple[float, ...] = ()
+    first_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizersEvent(RunEvent):
+    """The optimizers of the program, at the end of the run."""
+
+    kind = "optimizers"
+    optimizers: tuple[RecordedOptimizer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotOptimizedEvent(RunEvent):
+    """Parameters of a root that no optimizer holds; with a root of None, what concerns none of them.
+
+    Attributes:
+        unheld: The trainable parameters that no optimizer holds.
+        unheld_elements: The number of their elements.
+        graded: Those of them that got a gradient.
+        replaced: Names under which an optimizer holds another tensor.
+        outside: The classes of modules that the root calls without holding them.
+        outside_fixed: Whether all of these are in evaluation mode.
+        tensors: Tensors with gradients that are not parameters.
+        passes: The number of backward passes that reached the unheld parameters.
+        foreign: The number of optimizers' parameters that belong to no root.
+        in_vain: After how many backward passes no existing optimizer had stepped.
+    """
+
+    kind = "not-optimized"
+    root: Count | None = None
+    training: bool | None = left_out(None)
+    unheld: tuple[str, ...] = left_out(())
+    unheld_elements: Total | None = left_out(None)
+    graded: tuple[str, ...] = left_out(())
+    replaced: tuple[str, ...] = left_out(())
+    outside: tuple[str, ...] = left_out(())
+    outside_fixed: bool = left_out(False)
+    tensors: tuple[str, ...] = left_out(())
+    passes: Count = left_out(0)
+    foreign: Count = left_out(0)
+    in_vain: Count = left_out(0)
+
+
+# -- the loss ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossGraphEvent(RunEvent):
+    """The autograd nodes behind a loss, along the first input of each that needs a gradient.
+
+    Attributes:
+        dim: The dimension of the first softmax among them; None if it is not known.
+        unscaled: Whether the loss is recorded without a scaler's scale.
+    """
+
+    kind = "loss-graph"
+    site: str = "loss"
+    nodes: tuple[str, ...] = ()
+    dim: int | None = left_out(None)
+    unscaled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossOperationEvent(RunEvent):
+    """From this step on a loss is made by another operation or on another line; any loss, of unknown ones, if it is None."""
+
+    kind = "loss-operation"
+    step: int
+    loss: str | None = None
+    node: str | None = None
+    source: SourceLine | None = None
+
+
+# -- values that are not finite ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadBackwardEvent(RunEvent):
+    """A backward pass of a finite loss, in a step that was not measured, left gradients that are not finite."""
+
+    kind = "bad-backward"
+    step: int
+    loss: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PossibleProducer:
+    """One of several operations that may have made a value."""
+
+    operation: str
+    node: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerEvent(RunEvent):
+    """The operation that made a loss or its gradients not finite.
+
+    Attributes:
+        module: The module that it lies in; empty outside of modules, None if that is not known.
+        where: ``forward``, ``backward``, ``hidden`` (in the forward, but not shown by the loss), or
+            ``input`` if the value came in with the batch.
+        certain: Whether it was seen, and not only inferred.
+        among: The last of several operations that may have made it, in the order of the forward.
+        of: How many they are.
+    """
+
+    kind = "producer"
+    step: int
+    loss: str | None = None
+    operation: str | None = None
+    node: str | None = None
+    module: str | None = None
+    where: str | None = None
+    file: str | None = None
+    line: int | None = None
+    function: str | None = left_out(None)
+    text: str | None = None
+    detail: str | None = None
+    certain: bool = True
+    among: tuple[PossibleProducer, ...] = left_out(())
+    of: Count = left_out(0)
+
+    def __post_init__(self) -> None:
+        """Check that a value from outside is described."""
+        if self.where == "input" and self.detail is None:
+            raise Misshapen("has no 'detail'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpEvent(RunEvent):
+    """A call was kept in a folder of the recording, with a script that runs it again.
+
+    Attributes:
+        module: The module that was called; None in recordings of earlier versions.
+        reached: Whether the optimizer was about to get the values.
+    """
+
+    kind = "dump"
+    step: int
+    site: str
+    folder: PlainName
+    module: str | None = None
+    value: str | None = None
+    direction: str | None = None
+    reached: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadOperation:
+    """An operation that made a value of a kept call, with the program's line."""
+
+    site: str
+    name: str = ""
+    value: Literal["nan", "inf"]
+    file: str | None = left_out(None)
+    line: int | None = left_out(None)
+    function: str | None = left_out(None)
+    text: str | None = left_out(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationsEvent(RunEvent):
+    """The operations that made the value of a kept call, when it was run again."""
+
+    kind = "operation"
+    folder: PlainName
+    operations: tuple[BadOperation, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadTensor:
+    """A parameter or buffer with elements that are not finite."""
+
+    path: str
+    of: Literal["param", "buffer"]
+    nan: Count
+    inf: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonfiniteAtEndEvent(RunEvent):
+    """Trained parameters, and buffers of their models, that are not finite at the end; the first of them are listed."""
+
+    kind = "nonfinite-at-end"
+    step: int
+    count: Count
+    tensors: tuple[BadTensor, ...]
+
+    @property
+    def worst(self) -> BadTensor:
+        """A parameter before buffers, and one with a NaN before others."""
+        return min(self.tensors, key=lambda tensor: (tensor.of != "param", not tensor.nan))
+
+
+# -- saved tensors -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedEvent(RunEvent):
+    """The tensors that autograd keeps for backward in one step; without a total, only those of each module.
+
+    Attributes:
+        seconds: The time that recording them took.
+    """
+
+    kind = "saved"
+    step: int
+    bytes: Count
+    modules: tuple[Sums, ...]
+    total: TotalSums | None = left_out(None)
+    tree: tuple[Sums, ...] = left_out(())
+    lines: tuple[LineSums, ...] = left_out(())
+    items: tuple[Mapping[str, Any], ...] = left_out(())
+    course: BytesOverStep | None = left_out(None)
+    seconds: float | None = left_out(None)
+
+    @classmethod
+    def of(cls, account: SavedAccount, *, step: int, seconds: float | None = None) -> Self:
+        """Return the event that stores a full account."""
+        sums = asdict(account.total)
+        return cls(
+            step=step,
+            bytes=account.total.bytes,
+            modules=account.modules,
+            total=TotalSums(**sums, parameters=account.parameters, inputs=account.inputs),
+            tree=account.tree,
+            lines=account.lines,
+            items=account.items,
+            course=account.course,
+            seconds=seconds,
+        )
+
+    @property
+    def account(self) -> SavedAccount | None:
+        """The full account; None if there are only the bytes of each module."""
+        if self.total is None:
+            return None
+        return SavedAccount(
+            total=self.total,
+            parameters=self.total.parameters,
+            inputs=self.total.inputs,
+            modules=self.modules,
+            tree=self.tree,
+            lines=self.lines,
+            items=self.items,
+            course=self.course or BytesOverStep(),
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -65,9 +65,9 @@ def recorded(model: nn.Module, *inputs: Any) -> Sums:
         return sums(account.account(output, model))
 
 
-def sums(entries: list[dict[str, Any]]) -> Sums:
-    """A account by path: bytes and tensors."""
-    return {entry["path"]: (entry["bytes"], entry["tensors"]) for entry in entries}
+def sums(entries: Iterable[Any]) -> Sums:
+    """The account by path: bytes and tensors."""
+    return {entry.path: (entry.bytes, entry.tensors) for entry in entries}
 
 
 def packed(model: nn.Module, *inputs: Any) -> Sums:

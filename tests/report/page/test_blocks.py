@@ -14,6 +14,7 @@ from kedge.report.module_lines import lines, matching
 from kedge.report.page.document import condense
 from kedge.report.shown_run import ShownRun
 from kedge.rules.rule import Finding
+from kedge.store.events import NotOptimizedEvent
 from kedge.store.recording import Recording
 
 BLOCKS, PARTS = 48, ("attn.q", "attn", "mlp", "")
@@ -244,7 +245,7 @@ def test_a_parameter_that_no_optimizer_held_marks_its_module(
     saved: Callable[..., str], tab: Any
 ) -> None:
     """It has no site, but its module is the place of the finding: apart from the fold, and marked in the tree."""
-    events = [{"kind": "not-optimized", "root": 0, "unheld": ["h.5.mlp.weight"]}]
+    events = (NotOptimizedEvent(root=0, unheld=("h.5.mlp.weight",)),)
     recording = replace(tower(odd=False), events=events)
     findings = [
         Finding("NOT-OPTIMIZED", "warning", "h.5.mlp.weight:param", -1, "it is in no optimizer.")

@@ -75,7 +75,7 @@ class Watcher:
         optimizers = Optimizers(places, self.step)
         wanted = WantedSites(Selector(sites), say)
         self.budget = Budget(n, budget, optimizers.until_own)
-        self.costs = Costs(meter, lambda: first_step.seconds + self.models.passes.seconds)
+        self.costs = Costs(meter, self._timed_elsewhere)
         self.shield = WatchShield(meter, self.costs)
         self.steps = Steps(optimizers, self.budget, self)
         self.session = WatchSession(self.steps, self.shield.lose)
@@ -98,6 +98,11 @@ class Watcher:
         self._on_first_call = around(self._first_call, "the model")
         self._on_last_sight = around(self.record.exam.examine, STEP)
         self._updates = OptimizerHooks(self.record, self.training, self.kinds, self.shield)
+
+    def _timed_elsewhere(self) -> float:
+        """Return the seconds of watching that no block of the costs and not the meter has timed."""
+        record, passes = self.record, self.models.passes
+        return record.first_step.seconds + passes.seconds + record.losses.lines.seconds
 
     def __enter__(self) -> Self:
         """Begin to watch."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kedge.watch.models.backward_start import BackwardStart
 from kedge.watch.records.producer import ProducerLines, find_behind_gradients, find_producer
-from tests.watch.watched import watch
+from tests.watch.watched import net, watch
 
 BAD = 5
 """The step in which it happens, between two measured ones."""
@@ -405,3 +405,29 @@ def test_a_gradient_that_overflowed_shows_no_value_that_is_hidden() -> None:
     out = last((first(torch.randn(4, 6)) * 1e25).softmax(-1) + first(torch.randn(4, 6)) * 1e18)
 
     assert behind_gradients((out * 1e25).clamp(-1e30, 1e30).sum() * 1e-9) is None
+
+
+def test_stacks_are_not_recorded_of_the_same_operations_again() -> None:
+    """An optimizer may call its closure many times in a step; what the stacks took is known."""
+    seen: list[list[bool]] = []
+
+    def program() -> None:
+        model = net()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=6)
+        x = torch.randn(5, 4)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            seen[-1].append(torch.is_anomaly_enabled())
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            seen.append([])
+            optimizer.step(closure)
+
+    log = watch(program)
+    asked = [passes for passes in seen if any(passes)]
+    assert [passes[:4] for passes in asked] == [[True, True, False, False]]
+    assert log.watch.record.losses.lines.seconds > 0

@@ -24,16 +24,19 @@ operation is named, and none is called probable that only might be.
 # Note [The line of an operation]
 Autograd can record the Python stack at which each node is made, as its anomaly mode does, which is
 slow. So it is switched on for one step near the beginning, and the line of each place in the graph
-is kept. A later graph of the same shape has the same lines. A model of thousands of modules goes
-without: its stacks alone would take seconds.
+is kept. A later graph of the same shape has the same lines. It is switched off again as soon as a
+shape comes back in that step, as with an optimizer that calls its closure many times, or if a graph
+is large. A model of thousands of modules goes without: its stacks alone would take seconds.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import traceback
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import Any, cast
 
 import torch
@@ -59,6 +62,8 @@ from kedge.torch_internals.source_lines import place_of
 from kedge.watch.models.backward_start import BackwardStart
 
 _MOST_NODES = 20_000
+_MANY_NODES = 2_000
+"""Nodes behind a loss after which the rest of the step goes without stacks."""
 _MOST_MODULES = 2_000
 """Most modules of a model whose operations get lines: the stack of an operation takes some 50 µs."""
 _TRIES = 3
@@ -173,12 +178,19 @@ _LAYERS = {
 
 
 class ProducerLines:
-    """The program's line of each operation behind a loss; see Note [The line of an operation]."""
+    """The program's line of each operation behind a loss; see Note [The line of an operation].
+
+    Attributes:
+        wanted: Whether they are to be recorded in the next measured step.
+        seconds: About how many seconds autograd took to record the stacks, which no block of ours
+            can time.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], list[SourceLine | None]] = {}
         self._asked, self._tries = False, 0
         self.wanted = True
+        self.seconds = 0.0
 
     def begin(self, modules: int) -> None:
         """Make autograd record the stack of each operation, until `end` is called; not for models of too many modules."""
@@ -203,14 +215,28 @@ class ProducerLines:
         self.wanted = False
         nodes = nodes_of(losses)
         own = [node for node in nodes if not is_leaf(node)]
+        self.seconds += len(own) * _seconds_of_a_stack()
+        shape = shape_of(nodes)
+        if shape in self._known or len(own) > _MANY_NODES:
+            self.end()  # the step goes on with the same operations, or it would take too long
         noted: Any = [node.metadata for node in own]
         lines = [line_in(metadata.get("traceback_")) for metadata in noted]
         if any(lines):
-            self._known[shape_of(nodes)] = lines
+            self._known[shape] = lines
 
     def of(self, nodes: Sequence[Node]) -> list[SourceLine | None]:
         """Return the line of each node; None if it is unknown."""
         return self._known.get(shape_of(nodes)) or [None] * len(nodes)
+
+
+def _seconds_of_a_stack() -> float:
+    """Return the time that it takes to format a stack here, as autograd does for each operation."""
+    rounds = []
+    for _ in range(5):  # the first one may read the files of the lines
+        start = perf_counter()
+        traceback.format_list(traceback.extract_stack())
+        rounds.append(perf_counter() - start)
+    return min(rounds)
 
 
 def nodes_of(losses: Iterable[Tensor]) -> list[Node]:

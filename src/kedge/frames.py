@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -56,6 +56,13 @@ def is_torch(file: str) -> bool:
 def is_installed(file: str) -> bool:
     """Whether a file belongs to an installed library, not to the program."""
     return not {*INSTALLED}.isdisjoint(Path(file).parts)
+
+
+def frames_around(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame, then those that called it, the outermost last."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def level_of_program() -> int:

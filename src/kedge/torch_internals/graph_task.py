@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from kedge.frames import frames_around
 from kedge.torch_internals.corners import at_once, find, late
 
 graph_task: Callable[[], int] = at_once("torch:_C._current_graph_task_id", lambda: -1)
@@ -69,7 +70,7 @@ def backward_call() -> BackwardCall | None:
     run, apply = find(_RUN), find(_APPLY)
     if run is None or apply is None:
         return None
-    own = list(_frames(sys._getframe(1)))
+    own = list(frames_around(sys._getframe(1)))
     calls = [frame for frame in own if frame.f_code is run]
     inside = bool(calls) and any(frame.f_code is apply for frame in own[own.index(calls[-1]) :])
     if calls and not inside:
@@ -82,13 +83,7 @@ def backward_call() -> BackwardCall | None:
 
 
 def _outermost(frame: FrameType, run: CodeType) -> list[FrameType]:
-    return [each for each in _frames(frame) if each.f_code is run][-1:]
-
-
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    return [each for each in frames_around(frame) if each.f_code is run][-1:]
 
 
 def _read(frame: FrameType, *, nested: bool) -> BackwardCall | None:

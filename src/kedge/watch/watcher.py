@@ -91,6 +91,7 @@ class Watcher:
         self.step_of_run_ended = self.record.updates.forget_step
         self.backward_began = around(self._backward_began, BACKWARD)
         self.backward_ended = around(self._backward_ended, BACKWARD)
+        self.skipped_began = around(self.record.skipped_began, BACKWARD)
         self.skipped_backward_ended = around(self._count_backward, BACKWARD)
         self.skipped_is_bad = around(self.kinds.interrupt_skipped, STEP)
         self.steps.on_step.append(around(self.kinds.run_ended, STEP))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from kedge.actions.measure.meter import Meter
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.store.recording import Recording
+from kedge.watch.records.losses import Losses
 from kedge.watch.step import StepKind
 from kedge.watch.steps.budget import Budget
 from kedge.watch.steps.costs import Costs
@@ -319,3 +320,26 @@ def test_losses_of_skipped_steps_are_recorded_without_the_scale() -> None:
 
     recording = run(program).recording()
     assert losses_of(recording, "loss") == pytest.approx(dict(enumerate(known)))
+
+
+def test_a_loss_that_cannot_be_recorded_in_a_skipped_step_ends_no_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It costs the watching of itself."""
+    steps: list[int] = []
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no such loss")
+
+    monkeypatch.setattr(Losses, "skipped", fails)
+
+    def program(_: Watcher) -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(STEPS):
+            model(torch.randn(5, 4)).square().mean().backward()
+            optimizer.step()
+            steps.append(step)
+
+    run(program)
+    assert steps == [*range(STEPS)]

@@ -11,15 +11,16 @@ from __future__ import annotations
 import sys
 import threading
 from cmath import isfinite
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from kedge.frames import is_between, is_installed
+from kedge.frames import frames_around, is_between, is_installed
 from kedge.sites.operation_names import plain_name
 from kedge.torch_internals.graph_task import graph_task
 
@@ -43,24 +44,36 @@ class BackwardStart:
     frame: FrameType | None
 
 
+class SkippedLosses(Protocol):
+    """What `LossCheck` reports to."""
+
+    def skipped_began(self, loss: Tensor, number: Any, frame: FrameType) -> None:
+        """Called once for each backward pass of a skipped step that began at a single number.
+
+        Args:
+            loss: The tensor.
+            number: Its value, which is finite; None if it is on a device, where it is not read.
+            frame: That of `torch.autograd.backward`.
+        """
+
+
 class LossCheck:
     """The losses of skipped steps, each read from the frame of `torch.autograd.backward` while its backward pass is active.
 
     See Note [Cold caches] in `kedge.watch.step`.
 
+    Args:
+        handler: Receives the losses.
+
     Attributes:
         on: Whether the current step is skipped.
-        seen: Called once for each backward pass that began at a single number: with the tensor, its
-            finite value, None if it is on a device, where it is not read, and the frame of
-            `torch.autograd.backward`.
         task: The last backward pass whose loss was checked.
     """
 
-    __slots__ = ("_code", "_depth", "_graph_task", "on", "seen", "task")
+    __slots__ = ("_code", "_depth", "_graph_task", "handler", "on", "task")
 
-    def __init__(self) -> None:
-        self.on, self.task = False, -1
-        self.seen: Callable[[Tensor, Any, FrameType], None] = _pass_over
+    def __init__(self, handler: SkippedLosses) -> None:
+        self.handler, self.on, self.task = handler, False, -1
         self._depth, self._code, self._graph_task = 0, _backward_code(), graph_task
 
     def is_finite(self) -> bool:
@@ -86,7 +99,7 @@ class LossCheck:
             number = value.item() if value.is_cpu else None
             if number is not None and not isfinite(number):
                 return False
-            self.seen(value, number, frame)
+            self.handler.skipped_began(value, number, frame)
         self.task = task
         return True
 
@@ -101,19 +114,11 @@ class LossCheck:
 
     def _in_another_thread(self) -> FrameType | None:
         """Return the frame in the thread that waits for a device's: such a backward pass has a thread of its own."""
-        for frame in _other_threads():
-            above: FrameType | None = frame
-            for _ in range(_NEAR):
-                if above is None or above.f_code is self._code:
-                    break
-                above = above.f_back
-            if above is not None and above.f_code is self._code:
-                return above
+        for top in _other_threads():
+            for frame in islice(frames_around(top), _NEAR):
+                if frame.f_code is self._code:
+                    return frame
         return None
-
-
-def _pass_over(_value: Tensor, _number: Any, _frame: FrameType) -> None:
-    """See nothing."""
 
 
 def _backward_code() -> CodeType | None:
@@ -124,11 +129,9 @@ def began() -> BackwardStart:
     """Return the start of the active backward pass of this thread: of the outermost, if passes are nested."""
     codes = _codes()
     for frame in _threads():
-        above: FrameType | None = frame
         found: FrameType | None = None
-        while above is not None:
+        for above in frames_around(frame):
             found = above if above.f_code in codes else found
-            above = above.f_back
         if found is not None and _is_of_stage(found):
             return BackwardStart((), None, None)
         if found is not None:

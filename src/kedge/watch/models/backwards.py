@@ -23,14 +23,14 @@ from kedge.sites.site import Site
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
 from kedge.torch_internals.own_work import OwnWork, is_watched
-from kedge.watch.models.backward_start import BackwardStart, LossCheck, began
+from kedge.watch.models.backward_start import BackwardStart, LossCheck, SkippedLosses, began
 from kedge.watch.models.parameters import ParameterSites, WatchedParameters
 from kedge.watch.step import Step, StepKind
 
 _REMEMBERED = 16
 
 
-class BackwardHandler(Protocol):
+class BackwardHandler(SkippedLosses, Protocol):
     """What `BackwardPasses` reports to."""
 
     def backward_began(self, at: BackwardStart) -> None:
@@ -62,7 +62,7 @@ class BackwardPasses:
 
     def __init__(self, places: WatchedParameters, handler: BackwardHandler) -> None:
         self.places, self.handler = places, handler
-        self.skipped, self.counts = LossCheck(), True
+        self.skipped, self.counts = LossCheck(handler), True
         self.seconds = 0.0
         self._arrived, self._settled, self._since = 0, False, 0
         self._kept: dict[int, ParameterSites] = {}

@@ -21,7 +21,6 @@ from kedge.store.events import (
     RunEvent,
 )
 from kedge.torch_internals import modes
-from kedge.torch_internals.accelerators import is_capturing
 from kedge.torch_internals.autograd_nodes import dimension_of
 from kedge.torch_internals.source_lines import source_of
 from kedge.watch.models.backward_start import BackwardStart, operation_of, programs_line
@@ -127,7 +126,7 @@ class Losses:
             return self.began(BackwardStart((loss,), where, line), step, measured=False)
 
         if type(number) is not float:
-            number = number_of(loss) if modes.has_data(loss) and not is_capturing() else None
+            number = number_of(loss) if modes.has_data(loss) else None
         if number is not None:
             self.curves.add_value(step, self._seats[path], number, measured=False)
         return []

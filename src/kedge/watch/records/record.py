@@ -60,7 +60,6 @@ class TrainingRecord:
         self.curves = Curves(meter.finished.departures)
         self.updates = Updates(meter, self.curves, step, models.places.measured)
         self.losses = Losses(meter, self.curves, GradientChecks(models.passes))
-        models.passes.skipped.seen = self._loss_skipped
         self.facts, self.first_step = Facts(), first_step
         self.exam = ClosingExam(models.places, step)
         self.writer = MeterSink(log, meter, self.curves, models.roots, optimizers, self._sources)
@@ -103,7 +102,8 @@ class TrainingRecord:
             return True
         return False
 
-    def _loss_skipped(self, loss: Tensor, number: Any, frame: FrameType) -> None:
+    def skipped_began(self, loss: Tensor, number: Any, frame: FrameType) -> None:
+        """Record the loss of a skipped step; arguments as in `SkippedLosses.skipped_began`."""
         self.writer.notes += self.losses.skipped(loss, number, frame, self.step())
 
     def backward_ended(self, task: int) -> None:

@@ -95,15 +95,6 @@ def as_act(action: Action) -> Act:
     return lambda value, _event: action(value)
 
 
-def with_event(measure: Callable[..., None]) -> Act:
-    """Return a function that measures values, given the value, the step and the leaf, as an action that takes events."""
-
-    def act(value: Tensor, event: Event) -> None:
-        measure(value, event.step, event.site.leaf or "")
-
-    return act
-
-
 @runtime_checkable
 class Bindable(Protocol):
     """An action that receives its sites beforehand."""

@@ -63,6 +63,7 @@ class Attachments:
         ended: Whether the session is over.
         explaining: What `explaining_many` has found about its models; None outside of it.
         in_graph: How many operators of its hooks compiled code has run.
+        measuring: Seconds that its hooks have taken to measure values.
         while_hooked: The time for which it can say that a module was never called, in words.
     """
 
@@ -82,6 +83,7 @@ class Attachments:
         self.ended = False
         self.explaining: dict[int, Any] | None = None
         self.in_graph = 0
+        self.measuring = 0.0
         self.clock.on_step.append(self._retime)
 
     def __repr__(self) -> str:

@@ -27,6 +27,7 @@ from kedge.store.events import (
     event_from,
 )
 from kedge.store.exponents import decode_all, encode
+from kedge.store.reading import shapes
 from kedge.store.reading.json_files import FORMAT, read_manifest, read_ranks
 from kedge.store.reading.rank_reader import RankReader
 from kedge.store.reading.ranks import RankedTable, RankShare, assemble, of_rank
@@ -378,7 +379,7 @@ def _built_site(position: int, site: SiteInfo | Entry | str) -> SiteInfo:
     if isinstance(site, SiteInfo):
         return site
     entry = {"site": site} if isinstance(site, str) else site
-    return site_from({"id": position, **entry})
+    return site_from(shapes.SITE({"id": position, **entry}))
 
 
 def _built_row(row: Entry, ids: Mapping[str, int]) -> dict[str, Any]:

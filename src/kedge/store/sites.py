@@ -9,7 +9,6 @@ from typing import Any
 
 from kedge.errors import NoSuchSite
 from kedge.frames import SourceLine
-from kedge.json_input.classes import read_as
 from kedge.short_text import counted
 from kedge.sites.site import escape
 
@@ -107,9 +106,13 @@ class SitesByText:
 
 
 def site_from(entry: Mapping[str, Any]) -> SiteInfo:
-    """Return one site of ``sites.json``; only ``id`` and ``site`` are required."""
+    """Return one site of ``sites.json``, whose shape has been checked.
+
+    Only ``id`` and ``site`` are required: what says no more than the default is left out.
+    """
     path, _, kind = entry["site"].rpartition(":")
-    path, source = entry.get("path", path), entry.get("source")
+    path = entry.get("path", path)
+    copies = entry.get("copies")
     return SiteInfo(
         id=entry["id"],
         site=entry["site"],
@@ -123,8 +126,8 @@ def site_from(entry: Mapping[str, Any]) -> SiteInfo:
         sources=tuple(entry.get("from", ())),
         owner=entry.get("owner", path),
         node=entry.get("node"),
-        source=None if source is None else read_as(SourceLine, source),
-        copies=None if entry.get("copies") is None else tuple(entry["copies"]),
+        source=entry.get("source"),
+        copies=None if copies is None else tuple(copies),
         partial=entry.get("partial", False),
     )
 

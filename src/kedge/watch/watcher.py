@@ -75,7 +75,7 @@ class Watcher:
         optimizers = Optimizers(places, self.step)
         wanted = WantedSites(Selector(sites), say)
         self.budget = Budget(n, budget, optimizers.until_own)
-        self.costs = Costs(meter, self._timed_elsewhere)
+        self.costs = Costs(meter, lambda: self.session.measuring, self._timed_elsewhere)
         self.shield = WatchShield(meter, self.costs)
         self.steps = Steps(optimizers, self.budget, self)
         self.session = WatchSession(self.steps, self.shield.lose)
@@ -101,7 +101,7 @@ class Watcher:
         self._updates = OptimizerHooks(self.record, self.training, self.kinds, self.shield)
 
     def _timed_elsewhere(self) -> float:
-        """Return the seconds of watching that no block of the costs and not the meter has timed."""
+        """Return the seconds of watching that no block of the costs and no hook of a value has timed."""
         record, passes = self.record, self.models.passes
         return record.first_step.seconds + passes.seconds + record.losses.lines.seconds
 

@@ -32,7 +32,7 @@ from kedge.actions.measure.values import MEASURED, StepValues
 from kedge.actions.naming import check_kept, each_operation
 from kedge.calls.arguments import called_as, described
 from kedge.errors import WrongCall
-from kedge.flow import Act, with_event
+from kedge.flow import Act, Event
 from kedge.native import What
 from kedge.sites.site import Site
 from kedge.store.rows import FULL, LIGHT
@@ -58,7 +58,7 @@ class Meter(MeasuredValues):
         kept: The results, unless `finished` has another sink.
         finished: Passes on the steps that have ended.
         events: How many values came.
-        seconds: Seconds that measuring them took.
+        seconds: Seconds that it took to measure those that came with an event.
         lock: Held while a value is measured.
     """
 
@@ -86,8 +86,18 @@ class Meter(MeasuredValues):
     def bind(self, site: Site) -> Act:
         """Return the function that measures a site's values; if it matches operations, each of them separately."""
         if site.op is None:
-            return with_event(self._measure_at(site))
-        return each_operation(site, lambda operation: with_event(self._measure_at(operation)))
+            return self._timed(self._measure_at(site))
+        return each_operation(site, lambda operation: self._timed(self._measure_at(operation)))
+
+    def _timed(self, measure: Measure) -> Act:
+        """Return the function that measures a value that comes with an event; the hooks time others themselves."""
+
+        def act(value: Tensor, event: Event) -> None:
+            start = perf_counter()
+            measure(value, event.step, event.site.leaf or "")
+            self.seconds += perf_counter() - start
+
+        return act
 
     def bind_value(self, site: Site) -> Measure | None:
         """Return the function that measures values without an event; None for operations, which the event identifies."""
@@ -132,7 +142,6 @@ class Meter(MeasuredValues):
                             others[name] = self._measure_at(site.at(leaf=name))
                         others[name](value, step)
                         return
-                start = perf_counter()
                 with self.lock:
                     if step != values.step:
                         self._begin(step)
@@ -145,7 +154,6 @@ class Meter(MeasuredValues):
                     ) not in MEASURED:
                         values.settle(seat, value, done, draws=values.draws)
                 self.events += 1
-                self.seconds += perf_counter() - start
 
             return measure
 

@@ -31,6 +31,7 @@ class Owner(Protocol):
         fired: The latest firings, for the timeline; None without one.
         ended: Whether the session has ended.
         in_graph: How many operators of its hooks compiled code has run.
+        measuring: Seconds that its hooks have taken to measure values.
     """
 
     on_error: str
@@ -39,6 +40,7 @@ class Owner(Protocol):
     fired: deque[tuple[ShownTap, Event]] | None
     ended: bool
     in_graph: int
+    measuring: float
 
     def module_of(self, gate: Any) -> nn.Module | None:
         """Return the module of a gate.

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from kedge.flow import Act, Action, Bindable, Event, Schedule, as_act, with_event
+from kedge.flow import Act, Action, Bindable, Event, Schedule, as_act
 from kedge.hooks.firing.contract import Measure
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.present_call import PresentCall
@@ -88,10 +88,7 @@ class Tap:
         self.measure: Measure | None = None
         if self.broad and bind_value is not None:
             self.measure = bind_value(site)
-        if self.measure is not None:
-            self.act = with_event(self.measure)
-        else:
-            self.act = as_act(action) if bind is None else bind(site)
+        self.act = as_act(action) if bind is None else bind(site)
         #: Whether it is an observer of Kedge's, which runs as its own work; see Note [Own work].
         self.own = self.observes and type(action).__module__.startswith("kedge.")
         self.edited = False

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -89,8 +90,10 @@ def _show(tap: Tap, x: Tensor, make: Callable[..., Event], of: tuple[Tap, str, i
     leaf = of[1]
     recompute = of[3]
     if tap.measure is not None and not recompute:
+        start = perf_counter()
         _site(tap, leaf)
         measure_value((tap,), x.detach(), owner.clock.step, owner.fired, make, of, leaf)
+        owner.measuring += perf_counter() - start
         return
     # The compiler may reuse the memory and the tensor object as soon as the operator has returned:
     # the next value would then pass for this one.

@@ -11,6 +11,7 @@ tensor is a view, see Note [Gradients of views].
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 
@@ -208,11 +209,13 @@ class GradientMeasurer(GradientListener):
             return None
         if self.pulse is not None and self.pulse.changed():
             return None
+        start = perf_counter()
         owner = gate.owner
         clock = owner.clock
         clock.backwards.now()  # counts this backward pass
         value = grad if self.shape is None else grad.reshape(self.shape)
         measure_value(taps, value, clock.step, owner.fired, self._event, (), self.site.leaf or "")
+        owner.measuring += perf_counter() - start
         return None
 
     def _event(self) -> Event:

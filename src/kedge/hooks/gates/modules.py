@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -74,11 +75,13 @@ class OutputGate(ModuleGate):
             self.seen.raised += 1  # there is no value, and no hook of the user's runs
             return None
         if self.measures and not recompute:
+            start = perf_counter()
             try:
                 self._measure(output, call)
             except Exception as error:
                 if not self.passes_over("measured", error):
                     raise
+            self.owner.measuring += perf_counter() - start
             return None
         if self.plain and isinstance(output, Tensor):  # the common case, which must be fast
             new = fire(
@@ -247,11 +250,13 @@ class InputGate(ModuleGate):
         if recompute:
             self.seen.again += 1
         if self.measures and not recompute:
+            start = perf_counter()
             try:
                 self._measure(args, kwargs, call)
             except Exception as error:
                 if not self.passes_over("measured", error):
                     raise
+            self.owner.measuring += perf_counter() - start
             return None
         return self._structured(module, args, kwargs, call, recompute)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Literal
 
 from torch import Tensor
@@ -136,7 +137,9 @@ class TensorGate:
                 return self.parts.add(self, value)
             self.parts.begin(self, number, value)
         if self.measures:
+            start = perf_counter()
             measure_value(taps, value, clock.step, self.owner.fired, self.event, (leaf,))
+            self.owner.measuring += perf_counter() - start
             return None
         new = fire(taps, value, self.event(leaf))
         if self.parts is not None:

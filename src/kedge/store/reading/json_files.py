@@ -68,7 +68,7 @@ def read_manifest(folder: Path) -> Document:
             f"{folder} is written in format {shortened(str(number))}, by Kedge {by}; "
             f"this version reads formats up to {FORMAT}: upgrade Kedge to read it"
         )
-    _check(folder / MANIFEST, manifest, shapes.MANIFEST)
+    _checked(folder / MANIFEST, manifest, shapes.MANIFEST)
     return manifest
 
 
@@ -111,8 +111,7 @@ def read_sites(folder: Path, rank: int = 0) -> tuple[tuple[Root, ...], tuple[Sit
         present = is_there(path)
     if not present:
         return None
-    document = _read_object(path)
-    _check(path, document, shapes.SITES)
+    document = _checked(path, _read_object(path), shapes.SITES)
     roots = tuple(map(root_from, document["roots"]))
     sites = tuple(map(site_from, document["sites"]))
     for place, site in enumerate(sites):
@@ -164,11 +163,13 @@ def _read_object(path: Path) -> dict[str, Any]:
     return document
 
 
-def _check(path: Path, document: Document, shape: Check) -> None:
+def _checked(path: Path, document: Document, shape: Check) -> Document:
+    """Return a document as its shape keeps it."""
     try:
-        shape(document)
+        kept: Document = shape(document)
     except Misshapen as error:
         raise damaged(path, str(error)) from error
+    return kept
 
 
 def damaged(path: Path, found: str) -> NotARecording:

@@ -18,11 +18,17 @@ class Costs:
 
     Args:
         meter: The meter, which times itself, on devices too.
+        in_hooks: Returns the seconds that hooks have taken to measure values.
         others: Returns the seconds timed elsewhere.
     """
 
-    def __init__(self, meter: Meter, others: Callable[[], float] = lambda: 0.0) -> None:
-        self.meter, self.others = meter, others
+    def __init__(
+        self,
+        meter: Meter,
+        in_hooks: Callable[[], float] = lambda: 0.0,
+        others: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.meter, self.in_hooks, self.others = meter, in_hooks, others
         self._began, self._unit = perf_counter(), 0.0
         self._timed = self._block_began = 0.0
         self._depth = 0
@@ -43,8 +49,13 @@ class Costs:
         self._depth = 0
 
     def _now(self) -> float:
-        """Return the time, without the meter's own seconds."""
-        return perf_counter() - self.meter.seconds
+        """Return the time, without that of measuring."""
+        return perf_counter() - self.measuring
+
+    @property
+    def measuring(self) -> float:
+        """Seconds that measuring values has taken, without what PyTorch takes to call the hooks."""
+        return self.meter.seconds + self.in_hooks()
 
     @property
     def timed(self) -> float:
@@ -73,7 +84,7 @@ class Costs:
     def uncharged(self) -> float:
         """Seconds that are not charged yet, without those of counting steps."""
         called = _PER_EVENT * self.meter.events * self._unit
-        return self.timed + self.others() + self.meter.seconds + called - self._charged
+        return self.timed + self.others() + self.measuring + called - self._charged
 
     def charge(self) -> float:
         """Return the seconds since the last call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ load = loads = dump = dumps
 """
 PROGRAM = f"""
 import sys
+import zipfile
 names = {NAMES}
 def found(names): print([getattr(__import__(name), "WHO", "not mine") for name in names])
 found(names[::2])
@@ -82,3 +84,21 @@ def test_the_working_directory_is_not_searched(tmp_path: Path) -> None:
     )  # fmt: skip
 
     assert (done.returncode, done.stdout) == (0, f"True {tmp_path / 'sub'}\n"), done.stderr
+
+
+def test_a_zip_files_own_modules_come_first_also_where_no_folder_does(tmp_path: Path) -> None:
+    """Under ``-P`` python searches the zip file it runs, and no folder; Kedge keeps its own modules."""
+    with zipfile.ZipFile(tmp_path / "prog.zip", "w") as archive:
+        archive.writestr("html.py", "own = 'mine'")
+        archive.writestr(
+            "__main__.py",
+            "import html, torch; print(html.own); torch.nn.Linear(2, 2)(torch.ones(2))",
+        )
+    words = ["-m", "kedge", "run", "-o", "it.kedge", "prog.zip"]
+    done = subprocess.run(
+        [sys.executable, "-P", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout) == (0, "mine\n"), done.stderr
+    assert "watching" in done.stderr
+    assert len(Recording.open(tmp_path / "it.kedge").sites)

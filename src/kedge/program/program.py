@@ -130,18 +130,17 @@ class Program:
         # A program that restarts itself runs `python`, not this command.
         sys.orig_argv[:] = [sys.executable, *self.command]
 
-        if sys.flags.safe_path:
-            if self._finder is not None:
-                sys.path.insert(0, absolute(self.target))
-            return
         if self._finder is not None:
             folder = absolute(self.target)
+        elif sys.flags.safe_path:
+            return  # the program's folder is not on the path
         elif self.is_module:
             folder = os.getcwd()
         else:
             folder = script_folder(self.target)
-        sys.path[:1] = [folder]
-        OWN_IMPORTS.set_aside(folder, sys.path[1:])
+        path = sys.path[:] if sys.flags.safe_path else sys.path[1:]
+        sys.path[:] = [folder, *path]
+        OWN_IMPORTS.set_aside(folder, path)
 
 
 def _become_main(target: ProgramCode) -> ModuleType:

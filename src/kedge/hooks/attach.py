@@ -352,7 +352,7 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
     selector = None
     actions = what
     if what and selects(what[0]):
-        selector = Selector(what[0])
+        selector = what[0] if isinstance(what[0], Selector) else Selector(what[0])
         actions = what[1:]
 
     if not actions:

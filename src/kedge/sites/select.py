@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -61,17 +61,6 @@ class Selector:
     def __init__(self, text: Selectors) -> None:
         self.terms = _terms(text)
 
-    @classmethod
-    def naming(cls, paths: Iterable[str], kind: str) -> Selector:
-        """Return the selector of one kind of site at some paths, as its text would be read."""
-        named = cls.__new__(cls)
-        terms = []
-        for path in paths:
-            segments = (escape(path),) if path else ()
-            terms.append(Term(segments, kind=kind))
-        named.terms = tuple(terms)
-        return named
-
     def __str__(self) -> str:
         """The selector as text; `Selector` of it is equal to this one."""
         return ", ".join(map(str, self.terms))
@@ -109,6 +98,28 @@ class Selector:
                 f'"{self}" leaves no site: its exclusions remove everything that it selects'
             )
         return Selection(self, tuple(places.values()))
+
+
+class ModulesSelector(Selector):
+    """One kind of site of modules that are known already, so that none is searched for.
+
+    Args:
+        modules: Modules of one model, by their first paths in it.
+        kind: The kind of the sites.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], kind: str) -> None:
+        terms = (Term((escape(path),) if path else (), kind=kind) for path in modules)
+        self.terms = tuple(terms)
+        self._modules = modules
+        self._kind = kind
+
+    def on(self, model: nn.Module) -> Selection:  # noqa: ARG002 - it has the modules
+        """Return the sites in the model that has the modules."""
+        places = (
+            SitePlace(Site(path, self._kind), module) for path, module in self._modules.items()
+        )
+        return Selection(self, tuple(places))
 
 
 Selectors: TypeAlias = str | Selector | Iterable[str | Selector]

@@ -78,7 +78,7 @@ class Watcher:
         self.costs = Costs(meter, lambda: self.session.measuring, self._timed_elsewhere)
         self.shield = WatchShield(meter, self.costs)
         self.steps = Steps(optimizers, self.budget, self)
-        self.session = WatchSession(self.steps, self.shield.lose)
+        self.session: WatchSession = WatchSession(self.steps, self.shield.lose)
         self.models: Models = Models(self.session, meter, wanted, places, self)
         self.record = TrainingRecord(log, meter, self.models, optimizers, self.step, first_step)
         self.training = Training(self.models, self.record.updates, self.steps)

@@ -128,14 +128,14 @@ class Models:
         for path, (how, numbers) in _saturations(fresh, root).items():
             self.meter.sites.saturates(path, how, numbers)
         for kind in ("out", "in", "out.grad"):
-            paths = [
-                n
+            wanted = {
+                n: m
                 for n, m in fresh.items()
                 if runs(m) and self.wanted.wants(root.label(n), m, (kind,))
-            ]
-            self.session.hook_each(module, paths, kind, self.meter)
+            }
+            self.session.hook_each(module, wanted, kind, self.meter)
         if any(own_part(param) is not param for param in parameters_in(module).values()):
-            self.session.hook_each(module, [""], "out.grad", Reached(self.passes))
+            self.session.hook_each(module, {"": module}, "out.grad", Reached(self.passes))
         self._place_parameters(module, root)
 
     def _place_parameters(self, module: nn.Module, root: RootModule) -> None:

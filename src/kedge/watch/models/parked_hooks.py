@@ -15,7 +15,7 @@ not roots.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -28,7 +28,7 @@ from kedge.hooks.gates.passes import PassBegins, PassEnds
 from kedge.hooks.placing.installed import HooksTogether, InstalledHook
 from kedge.hooks.placing.strict_export import spare_export
 from kedge.hooks.session import Session
-from kedge.sites.select import Selector
+from kedge.sites.select import ModulesSelector
 from kedge.stderr import say
 from kedge.torch_internals import dynamo, operators
 from kedge.torch_internals.module_tables import named_modules
@@ -56,18 +56,21 @@ class WatchSession(Session):
         """Print a warning without raising."""
         say(str(warning))
 
-    def hook_each(self, module: nn.Module, paths: list[str], kind: str, action: Any) -> None:
-        """Hook one kind of site at some paths, if there are any."""
-        if not paths:
+    def hook_each(
+        self, model: nn.Module, modules: Mapping[str, nn.Module], kind: str, action: Any
+    ) -> None:
+        """Hook one kind of site of some modules of a model, if there are any."""
+        if not modules:
             return
         try:
-            self.hook(module, Selector.naming(paths, kind), action)
+            self.hook(model, ModulesSelector(modules, kind), action)
         except Exception as error:  # noqa: BLE001 - of a class of the program
-            if len(paths) == 1:
-                self.lose(f"{paths[0] or 'the model'} in {type(module).__name__}", error)
+            if len(modules) == 1:
+                (path,) = modules
+                self.lose(f"{path or 'the model'} in {type(model).__name__}", error)
                 return
-            for path in paths:
-                self.hook_each(module, [path], kind, action)
+            for path, module in modules.items():
+                self.hook_each(model, {path: module}, kind, action)
 
     def release(self) -> None:
         """Drop its taps and gates, which hold each other, when it has ended and nobody reads it."""

@@ -43,7 +43,7 @@ LAG = 3
 def causes_and_effects(rules: Iterable[Rule]) -> list[tuple[str, frozenset[str]]]:
     """Return each cause with its effects, a cause before what follows from it, as the rules name them.
 
-    After a colon stands the ``kind`` in the finding's evidence.
+    After a colon stands the kind of the finding's evidence.
     """
     effects: dict[str, set[str]] = {}
     order: TopologicalSorter[str] = TopologicalSorter()
@@ -81,7 +81,7 @@ def follow(
         ]
         for at, finding in enumerate(found):
             hinted = finding.severity == "info" and finding.code not in symptoms
-            if hinted or "follows" in finding.evidence or not _kinds(finding) & effects:
+            if hinted or finding.follows or not _kinds(finding) & effects:
                 continue
             why = next((i for i in causes if models.may_follow(finding, found[i])), None)
             if why is not None:
@@ -98,7 +98,7 @@ def _lowered(finding: Finding, cause: str) -> Finding:
         finding,
         severity="info",
         message=f"{finding.message} It may follow from {cause}.",
-        evidence={**finding.evidence, "follows": cause},
+        follows=cause,
         remedy=f"Fix {cause} first.",
     )
 
@@ -139,5 +139,7 @@ class _Models:
 
 def _kinds(finding: Finding) -> frozenset[str]:
     """Return the names under which the table may have a finding: its code, and the code with its kind."""
-    kind = finding.evidence.get("kind")
-    return frozenset((finding.code, f"{finding.code}:{kind}") if kind else (finding.code,))
+    kind = finding.evidence.kind
+    if not kind:
+        return frozenset([finding.code])
+    return frozenset([finding.code, f"{finding.code}:{kind}"])

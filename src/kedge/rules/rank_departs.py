@@ -6,18 +6,55 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, places, said
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.recorded.samples import too_few
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Bools, Floats, Ints
 
 FORWARD = ("in", "out", "param")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfSyncEvidence(Evidence):
+    """The sizes of a parameter on each rank, in the first step in which they differ."""
+
+    rank: int | None = said("rank {}")
+    rms: Mapping[str, float | None] = places("root mean square on each rank", preferred=True)
+    parameters: int = said("parameters {}")
+    of: int = said("of {} in all")
+    gradients_part_at: int | None = said("gradients differ from step {} on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotFiniteEvidence(Evidence):
+    """The ranks with values that are not finite, and others that had none."""
+
+    ranks: Sequence[int] = said("ranks: {}")
+    finite: Sequence[int] = said("finite: {}")
+    born: str = said("born: {}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FarAwayEvidence(Evidence):
+    """How far the values of one rank are from those of the others."""
+
+    rank: int = said("rank {}")
+    times: float | None = said("{} times")
+    rms: Mapping[str, float | None] = places("root mean square on each rank", preferred=True)
+    steps: int = said("steps {}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsEvidence(Evidence):
+    """The steps that each rank took."""
+
+    steps: Mapping[str, int] = places("steps", preferred=True)
 
 
 @dataclass(frozen=True)
@@ -77,13 +114,6 @@ class RankDeparts(Rule):
     name = "one rank differs from the others"
     severity = "error"
     compares_ranks = True
-    compares_places = True
-    captions: ClassVar[Mapping[str, str]] = {"rms": "root mean square on each rank"}
-    words: ClassVar[Words] = {
-        "rank": "rank {}",
-        "parameters": "parameters {}",
-        "gradients_part_at": "gradients differ from step {} on",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding of each kind; one for each rank that is far away."""
@@ -136,15 +166,15 @@ class RankDeparts(Rule):
             if never
             else f"At step {step} {who} on {site}, by {_relative(courses[site])[at]:.1e} of its size; until step "
             f"{int(group.steps[at - 1])} all ranks held the same parameters.",
-            evidence={
-                "rank": odd,
-                "rms": {
+            evidence=OutOfSyncEvidence(
+                rank=odd,
+                rms={
                     str(rank): plain(value) for rank, value in zip(group.ranks, values, strict=True)
                 },
-                "parameters": len(names),
-                "of": len(sites),
-                "gradients_part_at": parted,
-            },
+                parameters=len(names),
+                of=len(sites),
+                gradients_part_at=parted,
+            ),
             confidence=0.5 if never else 0.9,
             remedy=_SEPARATE if never else _OUT_OF_SYNC,
         )
@@ -186,7 +216,11 @@ class RankDeparts(Rule):
             step=step,
             message=f"{_ranks(broken)} alone held a non-finite value at {born.site} in step {step}; "
             f"{_ranks(others).lower()} did not.",
-            evidence={"ranks": broken, "finite": others[:NAMED], "born": born.message},
+            evidence=NotFiniteEvidence(
+                ranks=broken,
+                finite=others[:NAMED],
+                born=born.message,
+            ),
             confidence=born.confidence,
             remedy="Look at the batch that this rank had in this step (its sampler, its shard of the data), and if the same "
             "rank breaks again with other data, at its device.",
@@ -225,15 +259,15 @@ class RankDeparts(Rule):
             site=site,
             step=step,
             message=f"From step {step} on, the values of {site} at rank {rank} are {how} {others}.",
-            evidence={
-                "rank": rank,
-                "times": plain(times),
-                "rms": {
+            evidence=FarAwayEvidence(
+                rank=rank,
+                times=plain(times),
+                rms={
                     str(r): plain(value)
                     for r, value in zip(group.ranks, course.rms[:, -1], strict=True)
                 },
-                "steps": len(course.steps) - start,
-            },
+                steps=len(course.steps) - start,
+            ),
             confidence=0.7 if len(group.ranks) > 2 else 0.5,
             remedy="Compare this rank's input with that of the others: its shard of the data, its transforms, its seed.",
         )
@@ -261,7 +295,9 @@ class RankDeparts(Rule):
             site=site,
             step=least,
             message=f"{_ranks(short)} took {least} steps through {site}, others up to {most}.",
-            evidence={"steps": {str(rank): steps for rank, steps in taken.items()}},
+            evidence=StepsEvidence(
+                steps={str(rank): steps for rank, steps in taken.items()},
+            ),
             remedy="Use the same number of batches on all ranks: drop_last=True, or the context manager Join of "
             "torch.distributed.algorithms.join.",
         )

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, places, said, said_share
 from kedge.rules.naming import plain
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.trained import trained_sites
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadChannelEvidence(Evidence):
+    """The dead channels of a site, and the sites that come after it."""
+
+    dead: int = said("{} dead channels")
+    channels: int = said("of {} channels")
+    share: float | None = said_share("a share of {}")
+    samples: int = said("{} measured steps")
+    steps: int = said("steps {}")
+    once_alive: int = said("{} of them were alive before")
+    first_dead: Sequence[int] = said("dead channels {}")
+    after_it: Mapping[str, float | None] = places("after it")
 
 
 @dataclass(frozen=True)
@@ -79,12 +93,6 @@ class DeadChannel(Rule):
         "NEVER-INITIALISED INPUT-SCALE INIT-SCALE GRADS-KEPT BATCH-OF-ONE "
         "RATE-TOO-LARGE NOT-OPTIMIZED GRAD-ZERO:all"
     )
-    words: ClassVar[Words] = {
-        "dead": "{} dead channels",
-        "channels": "of {} channels",
-        "once_alive": "{} of them were alive before",
-        "first_dead": "dead channels {}",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every layer, except for layers that a layer before them starves."""
@@ -170,16 +178,16 @@ class DeadChannel(Rule):
             step=since,
             message=f"{layer.count} of the {len(layer.dead)} channels of {layer.site.site} ({layer.share:.0%}) were never "
             f"above zero in the last {samples:,} samples ({steps} measured steps){past}{others}.",
-            evidence={
-                "dead": layer.count,
-                "channels": len(layer.dead),
-                "share": plain(layer.share),
-                "samples": samples,
-                "steps": steps,
-                "once_alive": layer.once_alive,
-                "first_dead": np.flatnonzero(layer.dead)[:10].tolist(),
-                "after_it": {other.site.site: plain(other.share) for other in after},
-            },
+            evidence=DeadChannelEvidence(
+                dead=layer.count,
+                channels=len(layer.dead),
+                share=plain(layer.share),
+                samples=samples,
+                steps=steps,
+                once_alive=layer.once_alive,
+                first_dead=np.flatnonzero(layer.dead)[:10].tolist(),
+                after_it={other.site.site: plain(other.share) for other in after},
+            ),
             confidence=0.95 if samples >= self.samples else 0.6,
             remedy=_FELL_SILENT if layer.once_alive else _NEVER_ALIVE,
         )

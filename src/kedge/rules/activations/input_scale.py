@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import plain
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import too_few
@@ -20,8 +20,18 @@ from kedge.rules.recorded.weights import (
     weight_courses,
 )
 from kedge.rules.recorded.wiring import ModuleSites, wire
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording, SiteInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputScaleEvidence(Evidence):
+    """The sizes of the first layer's input, output and gradient."""
+
+    input: float | None = said("input {}")
+    output: float | None = said("output {}")
+    gradient_to_others: float | None = said("its gradient is {} times that of the others")
+    samples: int = said("{} measured steps")
 
 
 @dataclass(frozen=True)
@@ -78,11 +88,6 @@ class InputScale(Rule):
     code = "INPUT-SCALE"
     name = "the inputs are not scaled"
     severity = "warning"
-    words: ClassVar[Words] = {
-        "input": "input {}",
-        "output": "output {}",
-        "gradient_to_others": "its gradient is {} times that of the others",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
@@ -126,12 +131,12 @@ class InputScale(Rule):
             step=int(recording.steps[0]),
             message=f"The input of the first layer of {names_of(recording, [site.root])}, {site.site}, has an rms of "
             f"{scale:.3g}, but layers are initialised for about 1: {', and '.join(shown)}.",
-            evidence={
-                "input": plain(scale),
-                "output": plain(_usual(recording, entry.outputs)),
-                "gradient_to_others": plain(_contrast(entry)),
-                "samples": entry.samples,
-            },
+            evidence=InputScaleEvidence(
+                input=plain(scale),
+                output=plain(_usual(recording, entry.outputs)),
+                gradient_to_others=plain(_contrast(entry)),
+                samples=entry.samples,
+            ),
             confidence=0.8,
             remedy="Scale the inputs once: subtract the mean and divide by the standard deviation of the training data, or "
             "divide pixels by 255.",

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from kedge.rules.activations.underflow import SCALED
+from kedge.rules.evidence import Evidence, axis, curve, said
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.course import Course
 from kedge.rules.recorded.samples import measured, too_few
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import counted
 from kedge.store.formats import FORMATS
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearOverflowEvidence(Evidence):
+    """The largest magnitude, what its dtype can hold, and the sites that come close to it."""
+
+    largest: float | None = said("largest {}")
+    limit: float | None = said("the limit is {}", limit="limit")
+    headroom: float | None = said("room for {} doublings")
+    dtype: str = said("in {}")
+    sites: Sequence[str] = said("sites {}")
+    steps: Sequence[int] = axis("steps {}")
+    course: Sequence[float | None] = curve()
 
 
 @dataclass(frozen=True)
@@ -59,11 +72,6 @@ class NearOverflow(Rule):
     name = "values close to the largest number of their dtype"
     severity = "warning"
     statistic = "absmax"
-    words: ClassVar[Words] = {
-        "largest": "largest {}",
-        "limit": "the limit is {}",
-        "headroom": "room for {} doublings",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every root and kind of site: the first site of the flow that comes near."""
@@ -107,15 +115,15 @@ class NearOverflow(Rule):
             step=step,
             message=f"{first.site.site} reaches {largest:.3g}; the largest {first.site.dtype} is {form.largest:.3g} "
             f"(first close to it at step {step}){others}.",
-            evidence={
-                "largest": plain(largest),
-                "limit": plain(form.largest),
-                "headroom": plain(form.headroom(largest)),
-                "dtype": first.site.dtype,
-                "sites": [course.site.site for course in near[:NAMED]],
-                "steps": first.steps[-NAMED:].tolist(),
-                "course": [plain(value) for value in first.values[-NAMED:]],
-            },
+            evidence=NearOverflowEvidence(
+                largest=plain(largest),
+                limit=plain(form.largest),
+                headroom=plain(form.headroom(largest)),
+                dtype=first.site.dtype,
+                sites=[course.site.site for course in near[:NAMED]],
+                steps=first.steps[-NAMED:].tolist(),
+                course=[plain(value) for value in first.values[-NAMED:]],
+            ),
             confidence=0.9,
             remedy="Normalise before it, scale its input or its weights down, or compute it in bfloat16 or float32.",
         )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, axis, curve, places, said
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.course import Course
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.recorded.wiring import Wiring, wire
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import counted
 from kedge.store.recording import Recording, SiteInfo
 
@@ -31,6 +31,16 @@ FLAT_BY_DESIGN = frozenset(
         "Hardshrink",
     }
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaturatedEvidence(Evidence):
+    """The shares of flat outputs, and the course of the worst site."""
+
+    shares: Mapping[str, float | None] = places("share at each site")
+    saturated_sites: int = said("{} saturated sites")
+    steps: Sequence[int] = axis("steps {}")
+    course: Sequence[float | None] = curve()
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,6 @@ class Saturated(Rule):
     severity = "warning"
     statistic = "saturated"
     follows = "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT RATE-TOO-LARGE"
-    words: ClassVar[Words] = {"saturated_sites": "{} saturated sites"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root: the first saturated site of the flow."""
@@ -114,12 +123,12 @@ class Saturated(Rule):
             step=step,
             message=f"{usual:.0%} of the outputs of {site.site} ({site.type}) are where its slope is below 0.001 "
             f"(median of the last {judged} measured steps; first at step {step}){others}.",
-            evidence={
-                "shares": {other.site.site: plain(share) for other, share in courses[:NAMED]},
-                "saturated_sites": len(courses),
-                "steps": course.steps[-NAMED:].tolist(),
-                "course": [plain(value) for value in course.values[-NAMED:]],
-            },
+            evidence=SaturatedEvidence(
+                shares={other.site.site: plain(share) for other, share in courses[:NAMED]},
+                saturated_sites=len(courses),
+                steps=course.steps[-NAMED:].tolist(),
+                course=[plain(value) for value in course.values[-NAMED:]],
+            ),
             confidence=0.9,
             remedy=f"Scale its input down: a smaller initialisation (Xavier){rate}"
             ", normalisation before it, inputs of zero mean and unit variance; or use an activation without flat ends.",

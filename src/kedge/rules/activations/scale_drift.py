@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from kedge.rules.activations.trends import log2, outputs_of_weights, theil_sen
+from kedge.rules.evidence import Evidence, places, said, unsaid
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.course import Course
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import measured, too_few
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import counted
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats, Ints
 
 #: So many points are enough for a slope, which compares all pairs of them.
 _POINTS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleDriftEvidence(Evidence):
+    """How fast the sites drift, in doublings, and the course of the fastest."""
+
+    doublings_per_1000_steps: float | None = said("{} doublings in 1,000 steps")
+    doublings: float | None = said("{} doublings")
+    sites: Mapping[str, float | None] = places("sites")
+    course: Sequence[float | None] = unsaid()
 
 
 @dataclass(frozen=True)
@@ -73,10 +83,6 @@ class ScaleDrift(Rule):
         "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT "
         "RATE-TOO-LARGE GRAD-EXPLODE"
     )
-    words: ClassVar[Words] = {
-        "doublings_per_1000_steps": "{} doublings in 1,000 steps",
-        "doublings": "{} doublings",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root: the module that drifts fastest."""
@@ -125,14 +131,12 @@ class ScaleDrift(Rule):
             step=first,
             message=f"{course.site.site} {changed} from {start:.3g} to {end:.3g} (rms) since step {first}, "
             f"{abs(worst.slope) * 1000:.2g} doublings per 1,000 steps, and has not levelled off{others}.",
-            evidence={
-                "doublings_per_1000_steps": plain(worst.slope * 1000),
-                "doublings": plain(worst.doublings),
-                "sites": {
-                    drift.course.site.site: plain(drift.slope * 1000) for drift in own[:NAMED]
-                },
-                "course": [plain(2**scale) for scale in course.values[-NAMED:]],
-            },
+            evidence=ScaleDriftEvidence(
+                doublings_per_1000_steps=plain(worst.slope * 1000),
+                doublings=plain(worst.doublings),
+                sites={drift.course.site.site: plain(drift.slope * 1000) for drift in own[:NAMED]},
+                course=[plain(2**scale) for scale in course.values[-NAMED:]],
+            ),
             confidence=0.8,
             remedy="Add normalisation or weight decay, lower the learning rate, and look for a value that is scaled again "
             "and again: a running statistic, a residual branch without a norm.",

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, places, said
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.recorded.weights import WeightCourses, middle, share, weight_courses
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Bools, Floats, Ints, Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradExplodeEvidence(Evidence):
+    """The norm that left its past behind, and the gradients with the largest shares of it."""
+
+    norm: float | None = said("norm {}")
+    bar: float | None = said("the limit is {}", limit="limit")
+    largest: float | None = said("largest {}")
+    samples_before: int = said("{} measured steps before")
+    update_ratio: float | None = said("update relative to the parameter {}")
+    ends_badly: bool = said("the run ends with values that are not finite")
+    shares: Mapping[str, float | None] = places("share at each site")
 
 
 @dataclass(frozen=True)
@@ -88,14 +101,6 @@ class GradExplode(Rule):
         "NEVER-INITIALISED INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO "
         "GRADS-KEPT RATE-TOO-LARGE"
     )
-    words: ClassVar[Words] = {
-        "norm": "norm {}",
-        "bar": "the limit is {}",
-        "largest": "largest {}",
-        "samples_before": "{} measured steps before",
-        "update_ratio": "update relative to the parameter {}",
-        "ends_badly": ("the run ends with values that are not finite", ""),
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
@@ -190,15 +195,15 @@ class GradExplode(Rule):
             step=step,
             message=f"The norm of the gradients was {norm:.3g} at step {step}, above the limit of {bar:.3g} set by "
             f"the run's own past, {fate} (largest: {largest:.3g}); {next(iter(parts))} has the largest share.",
-            evidence={
-                "norm": plain(norm),
-                "bar": plain(bar),
-                "largest": plain(largest),
-                "samples_before": at,
-                "update_ratio": plain(harm),
-                "ends_badly": norms.ends_badly,
-                "shares": parts,
-            },
+            evidence=GradExplodeEvidence(
+                norm=plain(norm),
+                bar=plain(bar),
+                largest=plain(largest),
+                samples_before=at,
+                update_ratio=plain(harm),
+                ends_badly=norms.ends_badly,
+                shares=parts,
+            ),
             confidence=0.9
             if (norms.steps < step - self._lag(norms)).sum() >= self.min_history
             else 0.7,

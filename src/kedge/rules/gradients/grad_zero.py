@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import NAMED
 from kedge.rules.recorded.losses import steps_without_loss
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import recorded_gradients, trained_sites
 from kedge.rules.recorded.wiring import wire
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradZeroEvidence(Evidence):
+    """The parameters without a gradient, and the next one towards the loss that has one."""
+
+    parameters: Sequence[str] = said("parameters {}")
+    of: int = said("of {} in all")
+    next_with_gradient: str | None = said("the next with a gradient is {}")
 
 
 @dataclass(frozen=True)
@@ -74,10 +83,6 @@ class GradZero(Rule):
         "NEVER-INITIALISED INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO "
         "GRADS-KEPT BATCH-OF-ONE RATE-TOO-LARGE UNDERFLOW DEAD-CHANNEL SATURATED"
     )
-    words: ClassVar[Words] = {
-        "parameters": "parameters {}",
-        "next_with_gradient": "the next with a gradient is {}",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
@@ -121,12 +126,12 @@ class GradZero(Rule):
             step=step,
             message=f"{_gradients(len(still))} exactly zero in at least the last {enough} measured steps, since "
             f"step {step}: {names}{_rest(len(still))}.{_nearer(next_one)}",
-            evidence={
-                "kind": "all" if never else "some",
-                "parameters": [site.path for site in still],
-                "of": len(judged),
-                "next_with_gradient": next_one.path if next_one else None,
-            },
+            evidence=GradZeroEvidence(
+                kind="all" if never else "some",
+                parameters=[site.path for site in still],
+                of=len(judged),
+                next_with_gradient=next_one.path if next_one else None,
+            ),
             confidence=0.95,
             remedy=f"{seen}Otherwise l{_REMEDY[1:]}" if seen else _REMEDY,
         )

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, axis, said, said_share, unsaid
 from kedge.rules.naming import plain
 from kedge.rules.recorded.optimizers import events_of, optimizers
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import recorded_gradients, trained_sites
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.events import GradsKeptEvent
 from kedge.store.recording import Recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradsKeptEvidence(Evidence):
+    """The steps that began with old gradients, and how many parameters had them."""
+
+    optimizer: int = unsaid()
+    steps: Sequence[int] = axis("steps {}")
+    checked: int = said("{} parameters checked")
+    kept: int = said("{} of them kept a gradient")
+    share: float | None = said_share("a share of {}")
 
 
 @dataclass(frozen=True)
@@ -55,11 +66,6 @@ class GradsKept(Rule):
     code = "GRADS-KEPT"
     name = "gradients of the last step are still there: zero_grad is missing"
     severity = "error"
-    words: ClassVar[Words] = {
-        "optimizer": "",
-        "checked": "{} parameters checked",
-        "kept": "{} of them kept a gradient",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every optimizer."""
@@ -118,13 +124,13 @@ class GradsKept(Rule):
             f"{first.checked:,} still had those of the step before in {len(seen)} measured steps in a row, from "
             f"step {first.step} on, so each step of {by} follows the sum of all gradients "
             f"so far.",
-            evidence={
-                "optimizer": number,
-                "steps": [event.step for event in seen],
-                "checked": first.checked,
-                "kept": kept,
-                "share": plain(float(np.median(shares))),
-            },
+            evidence=GradsKeptEvidence(
+                optimizer=number,
+                steps=[event.step for event in seen],
+                checked=first.checked,
+                kept=kept,
+                share=plain(float(np.median(shares))),
+            ),
             confidence=0.95,
             remedy="Call optimizer.zero_grad() in each step, before backward().",
         )

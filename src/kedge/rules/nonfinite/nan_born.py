@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -18,11 +18,12 @@ from kedge.rules.nonfinite.bad_steps import (
     infer_states,
     judged,
 )
-from kedge.rules.nonfinite.evidence import Birth, with_end, with_kept_calls, with_producer
+from kedge.rules.nonfinite.births import Birth, with_end, with_kept_calls, with_producer
+from kedge.rules.nonfinite.evidence import RowEvidence
 from kedge.rules.nonfinite.search import Search, Sighting
 from kedge.rules.nonfinite.wording import finding
 from kedge.rules.recorded.wiring import Wiring, wire
-from kedge.rules.rule import SEVERITIES, Finding, Lack, Rule, Severity, Words
+from kedge.rules.rule import SEVERITIES, Finding, Lack, Rule, Severity
 from kedge.store.recording import Recording
 
 #: The share of the certainty about a step that holds for the guarded step before it.
@@ -119,23 +120,6 @@ class NanBorn(Rule):
     name: ClassVar[str] = "a NaN or an infinity was made here"
     severity: ClassVar[Severity] = "error"
     ends_training: ClassVar[bool] = True
-    words: ClassVar[Words] = {
-        "also": "also at {}",
-        "certainty": "",
-        "count": "of {} elements",
-        "healed": "finite again at {}",
-        "how": "",
-        "module": "",
-        "nan": "{} of them NaN",
-        "node": "",
-        "nonfinite": "{} not finite",
-        "operation": "operation {}",
-        "propagated": "{} more sites not finite in that step",
-        "propagators": "not finite too: {}",
-        "recovered": ("finite again later", "not finite again until the end"),
-        "type": "",
-        "value": "its value is {}",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Return one finding for every independent birth."""
@@ -150,6 +134,13 @@ class NanBorn(Rule):
         """Return the lack of any recorded step; a single one can be judged."""
         recorded = any(len(recording.rows(site)) for site in recording.sites)
         return None if recorded else Lack(self.code, "recorded step", 0, 1)
+
+    def drawn(self, recording: Recording, finding: Finding) -> Sequence[str]:  # noqa: ARG002 - its evidence says it
+        """Return the site, and those with finite values next to it."""
+        evidence = finding.evidence
+        if not isinstance(evidence, RowEvidence):
+            return [finding.site]
+        return [finding.site, *evidence.near]
 
 
 def _births(recording: Recording, bad_steps: BadSteps) -> list[Birth]:

@@ -1,13 +1,11 @@
-"""The words for births: the message, the evidence and the remedy of each finding."""
+"""The words for births: the message and the remedy of each finding."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
 
-from kedge.json_input.classes import as_json
 from kedge.rules.command import again, uncompiled, with_dump_on
 from kedge.rules.naming import NAMED, line_of, name_of, quoted
 from kedge.rules.nonfinite.advice import (
@@ -17,12 +15,17 @@ from kedge.rules.nonfinite.advice import (
     range_advice,
 )
 from kedge.rules.nonfinite.bad_steps import ABSENT, FINITE, BadStep
-from kedge.rules.nonfinite.evidence import Birth, KeptCall, Producer
+from kedge.rules.nonfinite.births import Birth, KeptCall, Producer
+from kedge.rules.nonfinite.evidence import (
+    NAMED_AT_END,
+    VALUES,
+    evidence_of,
+    others_at_end,
+    value_of,
+)
 from kedge.rules.nonfinite.figures import (
     VAST,
     Figures,
-    inputs_of,
-    lead_up,
     long_step,
     risen_gradients,
 )
@@ -33,13 +36,8 @@ from kedge.rules.rule import Finding
 from kedge.short_text import counted, listed
 from kedge.shown_text import typed
 from kedge.sites.operation_names import recorded_name
-from kedge.store.events import DumpEvent, NonfiniteAtEndEvent
+from kedge.store.events import DumpEvent
 from kedge.store.recording import Recording
-
-#: The number of sites in the evidence that passed a value on.
-_PROPAGATORS = 12
-#: The number of tensors that are named as not finite at the end, besides the first.
-_TENSORS = 4
 
 _FIRST = "{site} was the first to contain {value}, at step {step}; "
 _GRADIENT = "{site} was the first gradient to contain {value}, at step {step}; "
@@ -214,7 +212,6 @@ _PRINT_INPUTS = (
     "infinite: 0 for sqrt, log, a power below one and a divisor, 1 for acos and asin. Change the "
     "input there, not the output."
 )
-_VALUES = {"nan": "NaN", "inf": "infinities"}
 
 
 def finding(recording: Recording, birth: Birth) -> Finding:
@@ -232,28 +229,22 @@ def finding(recording: Recording, birth: Birth) -> Finding:
         graph = _ProducerWords(recording, birth, birth.operation)
 
     words = rows or kept or graph or _EndWords(recording, birth)
-    message, remedy = words.message(), words.remedy()
-    evidence: dict[str, Any] = {"how": birth.place, "certainty": birth.certainty}
-    evidence |= words.evidence()
+    message = words.message()
+    remedy = words.remedy()
     if kept is not None and kept is not words:
         message += kept.addition()
-        evidence |= kept.evidence_of_call()
         remedy = kept.remedy_after(remedy)
-    if birth.operation is not None and graph is not None and graph is not words:
-        if birth.operation.place != "entry" or birth.place == "entry":
-            # Else the rows show what went in finite, and the graph what a cast made of it.
-            evidence = graph.evidence_of_operation() | evidence
-        if graph.adds_words:
-            message += graph.addition()
-            remedy = graph.remedy_after(remedy)
-            evidence |= graph.evidence_of_operation()
+    graph_adds = graph is not None and graph is not words and graph.adds_words
+    if graph is not None and graph_adds:
+        message += graph.addition()
+        remedy = graph.remedy_after(remedy)
     return Finding(
         code="NAN-BORN",
         severity=birth.severity,
         site=birth.site,
         step=birth.step,
         message=message,
-        evidence=evidence,
+        evidence=evidence_of(recording, birth, graph_adds=graph_adds),
         confidence=birth.sure,
         remedy=remedy,
     )
@@ -478,58 +469,6 @@ class _RowWords:
                 )
         return "the loss was finite: a backward, the clipping or another change of the gradients"
 
-    def evidence(self) -> dict[str, Any]:
-        """Return the figures of the site and of its neighbours, the later course of the value, and the steps before it."""
-        birth, sighting, figures = self.birth, self.sighting, self.figures
-        bad_step, text = sighting.bad_step, self.wiring.text
-        row, module = figures.row(), sighting.module
-        healed = [
-            text(m.outs[0])
-            for m in self.wiring
-            if bad_step.nonfinite(m.ins) and bad_step.are_finite(m.outs)
-        ]
-
-        bad = bad_step.nonfinite(range(len(self.wiring.sites)))
-        others = [self.wiring.sites[site] for site in bad if site != sighting.site]
-        # As values flow: forward before backward, then in the order of their first firing.
-        others.sort(key=lambda site: (site.kind not in ("in", "out"), site.id))
-        found = {
-            "module": module.path if module else None,
-            "type": module.type if module else None,
-            "also": [other.path for other in sighting.also],
-            "source": as_json(figures.source()),
-            "node": figures.node() if figures.site.kind == LOSS else figures.site.node,
-            "value": figures.kind(),
-            "nonfinite": row["nonfinite"],
-            "nan": row["nan"],
-            "count": row["count"],
-            "near": {text(site): figures.near(site) for site in sighting.near[:NAMED]},
-            "growth": figures.growth(),
-            "propagated": len(others),
-            "propagators": [other.site for other in others[:_PROPAGATORS]],
-            "healed": healed[:NAMED],
-            "before": figures.before(),
-        }
-        if sighting.shown_first or self.sighting.is_of_gradients:
-            found["guarded"] = self._of_first_step()
-        found |= {"recovered": birth.recovered, "births": birth.births}
-        if birth.recovered:
-            found |= {"steps": birth.times, "skipped": birth.kept_away}
-        return found
-
-    def _of_first_step(self) -> dict[str, Any]:
-        """Return what is recorded of the step of which only gradients are, and of the next one."""
-        sighting = self.sighting
-        first, later, near = sighting.bad_step, sighting.later, sighting.near
-        if sighting.shown_first:
-            first, later, near = sighting.shown_first, sighting.bad_step, ()
-        return {
-            "step": first.step,
-            "sound": first.last_sound if first.last_sound >= 0 else None,
-            "finite": [self.wiring.text(site) for site in near[:NAMED]],
-            "later": later.step if later else None,
-        }
-
     def remedy(self) -> str:
         """Return what to do about it."""
         sighting, figures = self.sighting, self.figures
@@ -541,7 +480,7 @@ class _RowWords:
 
         growth = figures.growth()
         if growth and place not in ("entry", "written", "backward"):
-            grown = _GROWN.format(**growth)
+            grown = _GROWN.format(**asdict(growth))
             return (
                 f"{grown}. Lower the learning rate or warm it up, clip gradients, and look at the "
                 "steps before."
@@ -637,7 +576,7 @@ class _RowWords:
         """Return signs that the optimizer's steps were too large, and how to find the place."""
         bad_step, growth = self.sighting.bad_step, self.figures.growth()
         if growth:
-            signs = _GROWN.format(**growth) + (
+            signs = _GROWN.format(**asdict(growth)) + (
                 "; lower the learning rate or warm it up, and clip gradients. "
             )
         else:
@@ -698,10 +637,6 @@ class _KeptCallWords:
     birth: Birth
     call: KeptCall
 
-    @property
-    def _value(self) -> str:
-        return _VALUES.get(self.call.event.value or "", "non-finite values")
-
     def message(self) -> str:
         """Return the message if the rows show no place."""
         call, source = self.call, self.call.source()
@@ -719,7 +654,7 @@ class _KeptCallWords:
             line = f" {call.name} is called at {line_of(source)}, in {function}."
         gradient = "gradient " if call.in_backward else ""
         return (
-            f"{call.text} was the first {gradient}to contain {self._value}, at step {call.step}: "
+            f"{call.text} was the first {gradient}to contain {value_of(self.call)}, at step {call.step}: "
             f"--dump checks every value and found it; {rows}. {how}.{line}{self._operations()}"
             f"{_went_on(self.birth)}"
         )
@@ -736,38 +671,9 @@ class _KeptCallWords:
         made = []
         for bad in self.call.operations:
             place = f" ({line_of(bad)})" if bad.file else ""
-            value = _VALUES[bad.value]
+            value = VALUES[bad.value]
             made.append(f"{value} in the operation {bad.site}{place}{quoted(bad.text)}")
         return f" Run again by itself, that call makes {', then '.join(made)}." if made else ""
-
-    def evidence(self) -> dict[str, Any]:
-        """Return the evidence if the rows show no place."""
-        call, birth = self.call, self.birth
-        module = call.module
-        before: dict[str, Any] = {}
-        for site in self.recording.sites:
-            if site.site == birth.site:
-                inputs = [] if module is None else inputs_of(call.wiring, module)
-                before = lead_up(call.wiring, call.step, [site.id, *inputs])
-        found = {
-            "module": call.path,
-            "type": None if module is None else module.type,
-            "source": as_json(call.source()),
-            "value": self._value,
-            "recovered": birth.recovered,
-            "births": birth.births,
-            "before": before,
-        }
-        return found | self.evidence_of_call()
-
-    def evidence_of_call(self) -> dict[str, Any]:
-        """Return the event of the call, and the operations that made the value."""
-        event, made = self.call.event, as_json(self.call.operations)
-        dump = {"step": event.step, "site": event.site, "folder": event.folder}
-        found: dict[str, Any] = {"dump": dump}
-        if made:
-            found |= {"operation": made[0], "operations": made}
-        return found
 
     def remedy(self) -> str:
         """Return what to do if the rows show no place."""
@@ -879,18 +785,6 @@ class _ProducerWords:
             f"{places}{detail}"
         )
 
-    def evidence(self) -> dict[str, Any]:
-        """Return the evidence if neither the rows nor a kept call show the place."""
-        found: dict[str, Any] = {"module": self.producer.module or None, "also": [], "source": None}
-        found |= {"recovered": self.birth.recovered, "births": self.birth.births}
-        return found | self.evidence_of_operation()
-
-    def evidence_of_operation(self) -> dict[str, Any]:
-        known = as_json(self.producer.event).items()
-        others = ("step", "loss", "rank")
-        found = {key: value for key, value in known if value is not None and key not in others}
-        return {"operation": found} | ({"source": found} if found.get("file") else {})
-
     def remedy(self) -> str:
         """Return what to do; of an operation that is only probable, also how to have it named."""
         return self._remedy_of_operation() + self._to_be_certain()
@@ -991,8 +885,8 @@ class _EndWords:
         also = ""
         if more:
             were = "were" if more > 1 else "was"
-            rest = f" and {more - _TENSORS} more" if more > _TENSORS else ""
-            also = f", and so {were} {listed(_others(exam))}{rest}"
+            rest = f" and {more - NAMED_AT_END} more" if more > NAMED_AT_END else ""
+            also = f", and so {were} {listed(others_at_end(exam))}{rest}"
         kind = "parameter" if worst.of == "param" else "buffer"
         return (
             f"The {kind} {worst.path} was not finite at the end of its training "
@@ -1013,28 +907,9 @@ class _EndWords:
                     )
         return "No step recorded it."
 
-    def evidence(self) -> dict[str, Any]:
-        """Return what else was not finite at the end, and how many elements."""
-        birth, exam = self.birth, self.birth.exam
-        found: dict[str, Any] = {
-            "module": None,
-            "also": [],
-            "recovered": birth.recovered,
-            "births": birth.births,
-        }
-        if exam is not None:
-            found |= {"also": _others(exam), "nan": exam.worst.nan, "inf": exam.worst.inf}
-        return found
-
     def remedy(self) -> str:
         """Return how to have the place named."""
         named = again(self.recording, "To have the place named")
         if self.birth.exam is not None:
             return f"{named}Do not use this checkpoint."
         return named.strip() or _OF_LAST_LOSS
-
-
-def _others(exam: NonfiniteAtEndEvent) -> list[str]:
-    """Return the first of the tensors that were not finite at the end, besides the worst."""
-    others = [tensor for tensor in exam.tensors if tensor is not exam.worst]
-    return [tensor.path for tensor in others[:_TENSORS]]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
+from kedge.rules.evidence import Evidence, said
 from kedge.rules.recorded.ledger import (
     is_bypassed,
     is_direct,
@@ -18,10 +18,27 @@ from kedge.rules.recorded.ledger import (
 )
 from kedge.rules.recorded.roots import within
 from kedge.rules.recorded.samples import no_end
-from kedge.rules.rule import Finding, Lack, Rule, Severity, Words
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.store.events import LedgerLine
 from kedge.store.recording import Recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedEvidence(Evidence):
+    """Modules whose container computes them in one operation."""
+
+    sites: Sequence[str] = said("sites {}")
+    causes: Sequence[str] = said("{}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeverCalledEvidence(Evidence):
+    """Modules that never fired for the same cause, and the number of their parameters."""
+
+    sites: Sequence[str] = said("sites {}")
+    cause: str = said("{}")
+    parameters: int = said("parameters {}")
 
 
 @dataclass(frozen=True)
@@ -66,7 +83,6 @@ class NeverCalled(Rule):
     code = "NEVER-CALLED"
     name = "a module is never called"
     severity = "warning"
-    words: ClassVar[Words] = {"parameters": "parameters {}"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every cause and severity."""
@@ -109,7 +125,10 @@ class NeverCalled(Rule):
             site=sites[0],
             step=-1,
             message=f"{listed(sites, 2)} {verb} not recorded: {whose} in one fused operation.",
-            evidence={"sites": sites, "causes": sorted({entry.cause for entry in entries})},
+            evidence=FusedEvidence(
+                sites=sites,
+                causes=sorted({entry.cause for entry in entries}),
+            ),
             confidence=0.9,
             remedy="Nothing is wrong; to see the result, watch the container.",
         )
@@ -124,11 +143,11 @@ class NeverCalled(Rule):
             site=sites[0],
             step=-1,
             message=f"{listed(sites, self.named)} never fired: {cause}.",
-            evidence={
-                "sites": sites,
-                "cause": cause,
-                "parameters": _parameters(recording, list(map(path_of, entries))),
-            },
+            evidence=NeverCalledEvidence(
+                sites=sites,
+                cause=cause,
+                parameters=_parameters(recording, list(map(path_of, entries))),
+            ),
             confidence=0.9,
             remedy=remedy_of(entries[0]),
         )

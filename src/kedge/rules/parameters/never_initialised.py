@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.once import once
 from kedge.rules.recorded.roots import by_root, names_of
@@ -16,6 +17,23 @@ from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL
+
+
+@dataclass(frozen=True)
+class StartRange:
+    """The values of a weight in the first step."""
+
+    min: float | None
+    max: float | None
+    rms: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeverInitialisedEvidence(Evidence):
+    """The first of the weights, and how many they are."""
+
+    weights: Mapping[str, StartRange] = unsaid()
+    concerned: int = said("{} of this kind")
 
 
 @dataclass(frozen=True)
@@ -111,13 +129,10 @@ class NeverInitialised(Rule):
             site=first.site.site,
             step=0,
             message=f"{listed(names, NAMED)} of {names_of(recording, [root])} {said}.",
-            evidence={
-                "weights": {
-                    s.site.path: {"min": plain(s.low), "max": plain(s.high), "rms": plain(s.rms)}
-                    for s in found[:NAMED]
-                },
-                "concerned": len(found),
-            },
+            evidence=NeverInitialisedEvidence(
+                weights={start.site.path: start.range() for start in found[:NAMED]},
+                concerned=len(found),
+            ),
             confidence=0.9,
             remedy="Initialise the weights (torch.nn.init, or reset_parameters() of the layer); check the keys that "
             "load_state_dict did not find, and use torch.randn or torch.zeros instead of torch.empty.",
@@ -190,6 +205,10 @@ class _Start:
     def largest(self) -> float:
         """The largest magnitude; 0 where it was not measured."""
         return float(np.nanmax(np.abs([self.low, self.high, 0.0])))
+
+    def range(self) -> StartRange:
+        """Return the figures for a finding."""
+        return StartRange(min=plain(self.low), max=plain(self.high), rms=plain(self.rms))
 
     def values(self) -> str:
         """Return a description of the values."""

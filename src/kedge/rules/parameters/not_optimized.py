@@ -4,17 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
+from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.recorded.optimizers import events_of, has_optimizer, optimizers, trained_by
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_roots
-from kedge.rules.rule import Finding, Lack, Rule, Severity, Words
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.sites.site import escape
 from kedge.store.events import NotOptimizedEvent
 from kedge.store.recording import Recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutsideEvidence(Evidence):
+    """Modules that a model calls but does not contain."""
+
+    outside: Sequence[str] = said("outside: {}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorsEvidence(Evidence):
+    """Tensors that get gradients and are no parameters."""
+
+    tensors: Sequence[str] = said("tensors: {}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InVainEvidence(Evidence):
+    """The backward passes after which no optimizer stepped."""
+
+    passes: int = said("passes: {}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignEvidence(Evidence):
+    """How many tensors an optimizer holds that belong to no model."""
+
+    foreign: int = said("{} tensors of no model")
+    site: str = unsaid()
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnheldEvidence(Evidence):
+    """Parameters that no optimizer holds, and those of them with a gradient, or that were replaced."""
+
+    parameters: Sequence[str] = said("parameters {}")
+    elements: int | None = said("{} elements")
+    graded: Sequence[str] = said("with a gradient: {}")
+    replaced: Sequence[str] = said("replaced since: {}")
 
 
 @dataclass(frozen=True)
@@ -75,14 +114,6 @@ class NotOptimized(Rule):
     code = "NOT-OPTIMIZED"
     name = "a trainable parameter is in no optimizer"
     severity = "error"
-    words: ClassVar[Words] = {
-        "parameters": "parameters {}",
-        "elements": "{} elements",
-        "graded": "with a gradient: {}",
-        "replaced": "replaced since: {}",
-        "foreign": "{} tensors of no model",
-        "site": "",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding of each kind for every root, and one for parameters of no recorded model."""
@@ -157,7 +188,9 @@ class NotOptimized(Rule):
             step=-1,
             message=f"{model} calls {listed(names, self.named)} but does not contain {them}: neither model.parameters() nor an "
             f"optimizer has {their} parameters. They get gradients but never change.",
-            evidence={"outside": names},
+            evidence=OutsideEvidence(
+                outside=names,
+            ),
             confidence=0.9,
             remedy="Keep modules in nn.ModuleList or nn.ModuleDict in place of a list or a dict; call requires_grad_(False) on "
             "modules that should not change.",
@@ -175,7 +208,9 @@ class NotOptimized(Rule):
             step=-1,
             message=f"{listed(names, self.named)} of {model} {_ARE[len(names) > 1]}, so neither model.parameters() nor an "
             f"optimizer has {unchanged}.",
-            evidence={"tensors": names},
+            evidence=TensorsEvidence(
+                tensors=names,
+            ),
             confidence=0.9,
             remedy="If it should be trained, make it an nn.Parameter before you make the optimizer.",
         )
@@ -189,7 +224,9 @@ class NotOptimized(Rule):
                 "optimizer",
                 -1,
                 says,
-                {"passes": passes},
+                InVainEvidence(
+                    passes=passes,
+                ),
                 0.9,
                 "Call optimizer.step() after backward(); with a GradScaler, scaler.step(optimizer) and scaler.update().",
             )
@@ -202,7 +239,10 @@ class NotOptimized(Rule):
             site="optimizer",
             step=-1,
             message=f"An optimizer holds {held} to no model that was called and never got a gradient.",
-            evidence={"foreign": number, "site": "optimizer"},
+            evidence=ForeignEvidence(
+                foreign=number,
+                site="optimizer",
+            ),
             confidence=0.7,
             remedy="Look at the parameters that it got: they may be those of a model that was replaced, or that is not used.",
         )
@@ -221,12 +261,12 @@ class NotOptimized(Rule):
             site=f"{names[0]}:param",
             step=-1,
             message=message,
-            evidence={
-                "parameters": list(names),
-                "elements": event.unheld_elements,
-                "graded": list(event.graded),
-                "replaced": list(event.replaced),
-            },
+            evidence=UnheldEvidence(
+                parameters=list(names),
+                elements=event.unheld_elements,
+                graded=list(event.graded),
+                replaced=list(event.replaced),
+            ),
             confidence=0.95,
             remedy=remedy,
         )

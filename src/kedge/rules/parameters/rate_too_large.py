@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import plain
 from kedge.rules.parameters.update_ratio import FROM_ZERO
 from kedge.rules.recorded.course import Course
@@ -16,10 +16,30 @@ from kedge.rules.recorded.optimizers import rates_of, trained_by
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.weights import Weight, WeightCourses, share, weight_courses, weights
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import listed
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats, Ints
+
+
+@dataclass(frozen=True)
+class GrownWeight:
+    """The sizes of a weight, and the largest of its updates relative to them."""
+
+    first: float | None
+    largest: float | None
+    update_ratio: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateTooLargeEvidence(Evidence):
+    """The weights that were overwritten most, and the first values of the loss."""
+
+    weights: Mapping[str, GrownWeight] = unsaid()
+    concerned: int = said("{} of this kind")
+    of: int = said("of {} in all")
+    losses: Sequence[float | None] = said("{} losses")
+    rates: Sequence[float] = said("rates: {}")
 
 
 @dataclass(frozen=True)
@@ -76,7 +96,6 @@ class RateTooLarge(Rule):
     severity = "error"
     of_the_beginning = True
     follows = "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT"
-    words: ClassVar[Words] = {"losses": "{} losses"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
@@ -139,16 +158,18 @@ class RateTooLarge(Rule):
         by = trained_by(recording, root)
         by = f" ({by})" if by else ""
         fell = ""
+        values: list[float | None] = []
         if loss is not None:
+            values = [plain(value) for value in loss.values]
             fell = f", and the loss went from {loss.first:.3g} to {loss.height(step):.3g}"
         figures = {}
         for i in order[:6]:
             sizes = own.size[i][np.isfinite(own.size[i])]
-            figures[own.weights[i].param.path] = {
-                "first": plain(sizes[0]),
-                "largest": plain(sizes.max()),
-                "update_ratio": plain(updates[i]),
-            }
+            figures[own.weights[i].param.path] = GrownWeight(
+                first=plain(sizes[0]),
+                largest=plain(sizes.max()),
+                update_ratio=plain(updates[i]),
+            )
         return Finding(
             code=self.code,
             severity=self.severity,
@@ -157,13 +178,13 @@ class RateTooLarge(Rule):
             message=f"By step {step} the optimizer{by} had overwritten {len(found)} of "
             f"{len(own.weights)} weights of {model}, {listed(names, 3)}: a step changed {names[0]} by "
             f"{updates[worst]:.2g} times its size{fell}.",
-            evidence={
-                "weights": figures,
-                "concerned": len(found),
-                "of": len(own.weights),
-                "losses": [plain(value) for value in loss.values] if loss is not None else [],
-                "rates": rates_of(recording, root),
-            },
+            evidence=RateTooLargeEvidence(
+                weights=figures,
+                concerned=len(found),
+                of=len(own.weights),
+                losses=values,
+                rates=rates_of(recording, root),
+            ),
             confidence=0.9 if loss is not None else 0.6,
             remedy="Divide the learning rate by ten, and again if necessary; raise it slowly over the first steps (warm-up), and "
             "clip gradients.",

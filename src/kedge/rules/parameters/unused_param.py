@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
+from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import NAMED
 from kedge.rules.recorded.gradient_paths import GradientPaths, PathEnd
 from kedge.rules.recorded.ledger import path_of, remedy_of, uncalled, unreached
@@ -14,12 +15,44 @@ from kedge.rules.recorded.optimizers import optimizers
 from kedge.rules.recorded.roots import by_root, root_of, root_path, within
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_sites
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import counted, listed
 from kedge.sites.site import escape
 from kedge.store.events import LedgerLine
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnusedParamEvidence(Evidence):
+    """Parameters that nothing trains, and why.
+
+    Attributes:
+        of: How many parameters of the model got gradients, where optimizers lack some of them.
+        again: More places with the same cause.
+    """
+
+    sites: Sequence[str] = said("sites {}")
+    cause: str = said("{}")
+    of: int | None = said("of {} in all", unless=None)
+    again: Sequence[str] = said("again: {}", unless=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutPathEvidence(Evidence):
+    """Parameters before the end of a path from the loss, and where that ends.
+
+    Attributes:
+        last: The last module without a gradient.
+        next: The next module with one; None without one.
+        again: More places where a path ends so.
+    """
+
+    sites: Sequence[str] = said("sites {}")
+    cause: str = said("{}")
+    last: str = said("at last {}")
+    next: str | None = said("next: {}")
+    again: Sequence[str] = said("again: {}", unless=())
 
 
 @dataclass(frozen=True)
@@ -71,7 +104,6 @@ class UnusedParam(Rule):
     code = "UNUSED-PARAM"
     name = "a trainable parameter is not trained"
     severity = "warning"
-    words: ClassVar[Words] = {"last": "at last {}"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every cause, and one for every root with parameters that no optimizer holds."""
@@ -87,12 +119,11 @@ class UnusedParam(Rule):
                 silence = alike[0][0]
                 sites = [entry.site for _, silent in alike for entry in silent]
                 says = f"got no gradient in the whole run: {silence.cause}"
-                evidence = {"cause": silence.cause, **silence.evidence()}
-                again = [_named(other.last or "") for other, _ in alike[1:]]
+                again = tuple(_named(other.last or "") for other, _ in alike[1:])
                 if again:
-                    says += f"; it ends so at {counted(len(again), 'other place')}, too: {listed(again, 3)}"
-                    evidence["again"] = again
-                yield self._finding(sites, says, evidence, silence.remedy)
+                    places = counted(len(again), "other place")
+                    says += f"; it ends so at {places}, too: {listed(again, 3)}"
+                yield self._finding(says, silence.evidence(sites, again), silence.remedy)
         if optimizers(recording) is None:
             yield from self._forgotten(recording)
 
@@ -109,23 +140,23 @@ class UnusedParam(Rule):
             sites = [site.site for site in own if site.path not in held]
             if sites and len(sites) < len(own):
                 says = "got gradients, but no optimizer that stepped has it"
-                yield self._finding(
-                    sites, says, {"cause": "in no optimizer", "of": len(own)}, _FORGOTTEN
-                )
+                evidence = UnusedParamEvidence(sites=sites, cause="in no optimizer", of=len(own))
+                yield self._finding(says, evidence, _FORGOTTEN)
 
     def _often(self, recording: Recording, site: SiteInfo) -> bool:
         return bool((recording.rows(site).level == FULL).sum() >= self.min_samples)
 
     def _finding(
-        self, sites: list[str], says: str, evidence: dict[str, object], remedy: str
+        self, says: str, evidence: UnusedParamEvidence | CutPathEvidence, remedy: str
     ) -> Finding:
+        sites = evidence.sites
         return Finding(
             code=self.code,
             severity=self.severity,
             site=sites[0],
             step=-1,
             message=f"{listed(sites, self.named)} {says}.",
-            evidence={"sites": sites, **evidence},
+            evidence=evidence,
             confidence=0.9,
             remedy=remedy,
         )
@@ -189,9 +220,15 @@ class _Silence(NamedTuple):
     last: str | None = None
     next: str | None = None
 
-    def evidence(self) -> dict[str, object]:
-        """Return where the path ends, for the finding."""
-        return {} if self.last is None else {"last": self.last, "next": self.next}
+    def evidence(
+        self, sites: Sequence[str], again: Sequence[str]
+    ) -> UnusedParamEvidence | CutPathEvidence:
+        """Return the evidence about some parameters, and more places where a path ends so."""
+        if self.last is None:
+            return UnusedParamEvidence(sites=sites, cause=self.cause, again=again)
+        return CutPathEvidence(
+            sites=sites, cause=self.cause, last=self.last, next=self.next, again=again
+        )
 
 
 def _silences(

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, places, said
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trains
@@ -18,9 +19,20 @@ from kedge.rules.recorded.weights import (
     weight_courses,
     weights,
 )
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRatioEvidence(Evidence):
+    """The updates of some weights relative to their sizes."""
+
+    ratios: Mapping[str, float | None] = places("ratios")
+    weights: int = said("of {} weights")
+    concerned: int = said("{} of this kind")
+    samples: int = said("{} measured steps")
+    dtype: str = said("in {}")
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,6 @@ class UpdateRatio(Rule):
             "NOT-OPTIMIZED UNUSED-PARAM UNDERFLOW GRAD-ZERO:all DEAD-CHANNEL SATURATED GRAD-ZERO"
         ),
     }
-    words: ClassVar[Words] = {"weights": "of {} weights"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for too large and one for too small, for every root."""
@@ -157,14 +168,14 @@ class UpdateRatio(Rule):
             site=(weight.update or weight.param).site,
             step=step,
             message=f"{weight.param.name} changed by {says} ({ratios[worst]:.2g}; first seen at step {step}){others}.",
-            evidence={
-                "kind": kind,
-                "ratios": {own.weights[i].param.path: plain(ratios[i]) for i in outside[:NAMED]},
-                "weights": len(own.weights),
-                "concerned": len(outside),
-                "samples": int(np.isfinite(own.update[worst]).sum()),
-                "dtype": weight.param.dtype,
-            },
+            evidence=UpdateRatioEvidence(
+                kind=kind,
+                ratios={own.weights[i].param.path: plain(ratios[i]) for i in outside[:NAMED]},
+                weights=len(own.weights),
+                concerned=len(outside),
+                samples=int(np.isfinite(own.update[worst]).sum()),
+                dtype=weight.param.dtype,
+            ),
             confidence=0.8,
             remedy=_REMEDIES[kind],
         )

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import NAMED
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trained_sites, trains
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import listed
 from kedge.store.events import ModesEvent
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOfOneEvidence(Evidence):
+    """The modules that normalised over one sample, and in how many measured steps at most."""
+
+    modules: Sequence[str] = said("modules {}")
+    of: int = said("of {} in all")
+    types: Sequence[str] = said("of type {}")
+    times: int = said("{} times")
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,6 @@ class BatchOfOne(Rule):
     code = "BATCH-OF-ONE"
     name = "batch statistics of a single sample"
     severity = "warning"
-    words: ClassVar[Words] = {"types": "of type {}"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for all modules."""
@@ -91,12 +100,12 @@ class BatchOfOne(Rule):
             step=first,
             message=f"{listed(paths, self.named)} ({found[0][0].type}) normalised over a batch of one sample in training"
             f"{often}.",
-            evidence={
-                "modules": paths[:NAMED],
-                "of": len(paths),
-                "types": sorted({site.type for site, _ in found}),
-                "times": times,
-            },
+            evidence=BatchOfOneEvidence(
+                modules=paths[:NAMED],
+                of=len(paths),
+                types=sorted({site.type for site, _ in found}),
+                times=times,
+            ),
             confidence=0.9,
             remedy="If it is the rest of an epoch, use DataLoader(..., drop_last=True); otherwise a larger batch, or GroupNorm "
             "or LayerNorm, which do not depend on the batch.",

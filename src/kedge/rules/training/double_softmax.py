@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
-from kedge.json_input.classes import as_json
+from kedge.frames import SourceLine
+from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import line_of
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
-from kedge.rules.rule import Finding, Lack, Rule, Severity, Words
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.sites.operation_names import recorded_names
 from kedge.store.events import LossGraphEvent
 from kedge.store.recording import Recording, SiteInfo
@@ -50,6 +50,14 @@ _LINEAR = frozenset(
     ("addmm", "mm", "bmm", "baddbmm", "linear", "convolution", "mkldnn_convolution", "mv", "addmv")
 )
 _WITH_LOGITS = "binary_cross_entropy_with_logits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoubleSoftmaxEvidence(Evidence):
+    """The operations from the loss backwards, and the line that calls backward."""
+
+    operations: Sequence[str] = said("operations {}")
+    source: SourceLine | None = unsaid()
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,6 @@ class DoubleSoftmax(Rule):
     code = "DOUBLE-SOFTMAX"
     name = "softmax or sigmoid twice before the loss, or not at all"
     severity = "warning"
-    words: ClassVar[Words] = {"operations": "operations {}"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every line that calls backward."""
@@ -123,10 +130,10 @@ class DoubleSoftmax(Rule):
             site=event.site,
             step=-1 if event.step is None else event.step,
             message=f"The loss ({event.site}{_line(site)}) {says}.",
-            evidence={
-                "operations": chain[: self.shown],
-                "source": as_json(site.source) if site is not None else None,
-            },
+            evidence=DoubleSoftmaxEvidence(
+                operations=chain[: self.shown],
+                source=None if site is None else site.source,
+            ),
             confidence=0.95,
             remedy=remedy,
         )

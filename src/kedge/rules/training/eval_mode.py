@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
+from kedge.rules.evidence import Evidence, said, said_share, unsaid
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.optimizers import events_of, has_optimizer
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import steps_of_training, trained_roots
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import counted, listed
 from kedge.store.events import ModesEvent
 from kedge.store.recording import Recording
 from kedge.store.rows import Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalModeEvidence(Evidence):
+    """The modules in evaluation mode, and the steps of training in which they were."""
+
+    modules: Sequence[str] = said("modules {}")
+    of: int = said("of {} in all")
+    since: int = said("since step {}")
+    interruptions: int = unsaid()
+    steps: int = said("steps {}")
+    share: float | None = said_share("a share of {}")
 
 
 @dataclass(frozen=True)
@@ -56,7 +68,6 @@ class EvalMode(Rule):
     code = "EVAL-MODE"
     name = "the model is trained in evaluation mode"
     severity = "warning"
-    words: ClassVar[Words] = {"since": "since step {}", "interruptions": ""}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
@@ -94,14 +105,14 @@ class EvalMode(Rule):
             message=f"{model} ({site}) has been trained in evaluation mode since step {since}{broken}, in {steps:,} of "
             f"{of:,} measured steps of its training: {listed(paths, 3)} {'do' if len(paths) > 1 else 'does'} not work as in "
             "training.",
-            evidence={
-                "modules": paths[:NAMED],
-                "of": len(paths),
-                "since": since,
-                "interruptions": len(phases) - 1,
-                "steps": steps,
-                "share": plain(steps / max(of, 1)),
-            },
+            evidence=EvalModeEvidence(
+                modules=paths[:NAMED],
+                of=len(paths),
+                since=since,
+                interruptions=len(phases) - 1,
+                steps=steps,
+                share=plain(steps / max(of, 1)),
+            ),
             confidence=0.9,
             remedy="Call model.train() before the training loop, and again after each evaluation. To keep statistics as they "
             "are, put only those modules into evaluation mode.",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from kedge.json_input.classes import as_json
+from kedge.frames import SourceLine
+from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import line_of, plain
 from kedge.rules.recorded.losses import Loss, losses
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.sites.operation_names import recorded_names
 from kedge.store.events import LossGraphEvent
 from kedge.store.recording import Recording
@@ -35,6 +35,17 @@ _REMEDIES = {
 _KEEPS = frozenset(
     ("mean", "sum", "div", "to_copy", "squeeze", "view", "reshape", "clone", "select")
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossBelowZeroEvidence(Evidence):
+    """The operation that made the loss, and how often it was below zero."""
+
+    operation: str = said("operation {}")
+    least: float | None = said("least {}")
+    below: int = said("{} of them below zero")
+    losses: int = said("{} losses")
+    source: SourceLine | None = unsaid()
 
 
 @dataclass(frozen=True)
@@ -77,12 +88,6 @@ class LossBelowZero(Rule):
     name = "a loss is below its lowest possible value"
     severity = "warning"
     follows = "DOUBLE-SOFTMAX"
-    words: ClassVar[Words] = {
-        "operation": "operation {}",
-        "least": "least {}",
-        "below": "{} of them below zero",
-        "losses": "{} losses",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every line that calls backward."""
@@ -121,13 +126,13 @@ class LossBelowZero(Rule):
             site=loss.site.site,
             step=first,
             message=says,
-            evidence={
-                "operation": name,
-                "least": plain(least),
-                "below": int(below.sum()),
-                "losses": len(below),
-                "source": as_json(source),
-            },
+            evidence=LossBelowZeroEvidence(
+                operation=name,
+                least=plain(least),
+                below=int(below.sum()),
+                losses=len(below),
+                source=source,
+            ),
             confidence=0.7 if doubtful else 0.95,
             remedy=_REMEDIES["neg" if turned else name.removesuffix("_with_logits")],
         )

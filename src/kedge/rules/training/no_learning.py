@@ -5,20 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import plain
 from kedge.rules.recorded.losses import Loss, losses
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.roots import root_path
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_roots, trains
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.events import LossGraphEvent
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoLearningEvidence(Evidence):
+    """The first and the last values of the loss, and its noise from step to step."""
+
+    first: float | None = said("at first {}")
+    last: float | None = said("at last {}")
+    noise: float | None = said("noise {}")
+    losses: int = said("{} losses")
+    classes: int | None = said("{} classes")
 
 
 @dataclass(frozen=True)
@@ -77,13 +88,6 @@ class NoLearning(Rule):
         "RATE-TOO-LARGE NOT-OPTIMIZED UNDERFLOW DEAD-CHANNEL SATURATED GRAD-ZERO "
         "GRAD-VANISH GRAD-EXPLODE"
     )
-    words: ClassVar[Words] = {
-        "first": "at first {}",
-        "last": "at last {}",
-        "noise": "noise {}",
-        "losses": "{} losses",
-        "classes": "{} classes",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding: for the loss with most values."""
@@ -149,13 +153,13 @@ class NoLearning(Rule):
             step=step,
             message=f"The loss ({loss.site.site}) began at {first:.4g} and {ended}{chance}, with a noise of "
             f"{noise:.2g} from step to step: it does not show that anything was learned.",
-            evidence={
-                "first": plain(first),
-                "last": plain(last),
-                "noise": plain(noise),
-                "losses": len(loss.values),
-                "classes": classes,
-            },
+            evidence=NoLearningEvidence(
+                first=plain(first),
+                last=plain(last),
+                noise=plain(noise),
+                losses=len(loss.values),
+                classes=classes,
+            ),
             confidence=0.7,
             remedy="Check that labels belong to their inputs and survive shuffling, try to fit a single batch, and vary the "
             "learning rate by ten in both directions.",

@@ -6,18 +6,30 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.course import Course
 from kedge.rules.recorded.losses import losses, whole_steps
 from kedge.rules.recorded.optimizers import later_starts
 from kedge.rules.recorded.samples import too_few
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpikeEvidence(Evidence):
+    """The highest spike, the values around it, and the steps of all of them."""
+
+    height: float | None = said("height {}")
+    usual: float | None = said("usually {}")
+    spikes: int = said("{} spikes")
+    steps: Sequence[int] = said("steps {}")
+    came_back: bool = said("it came back to the level before", no="it did not come back")
+    course: Sequence[float | None] = unsaid()
 
 
 @dataclass(frozen=True)
@@ -94,12 +106,6 @@ class Spike(Rule):
         "NEVER-INITIALISED INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO "
         "GRADS-KEPT BATCH-OF-ONE RATE-TOO-LARGE GRAD-EXPLODE"
     )
-    words: ClassVar[Words] = {
-        "height": "height {}",
-        "usual": "usually {}",
-        "spikes": "{} spikes",
-        "came_back": ("it came back to the level before", "it did not come back"),
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every loss, and one for the gradient of every root."""
@@ -178,17 +184,17 @@ class Spike(Rule):
             step=step,
             message=f"{what} jumped from {usual:.3g} to {height:.3g} at step {step}{often}; it "
             f"{'came back' if passed else 'did not come back'}.",
-            evidence={
-                "height": plain(height),
-                "usual": plain(usual),
-                "spikes": len(spikes),
-                "steps": course.steps[spikes[:NAMED]].tolist(),
-                "came_back": passed,
-                "course": [
+            evidence=SpikeEvidence(
+                height=plain(height),
+                usual=plain(usual),
+                spikes=len(spikes),
+                steps=course.steps[spikes[:NAMED]].tolist(),
+                came_back=passed,
+                course=[
                     plain(value)
                     for value in course.values[max(0, highest - NAMED) : highest + NAMED]
                 ],
-            },
+            ),
             confidence=0.8,
             remedy="Look at the batch of that step; clip gradients (torch.nn.utils.clip_grad_norm_), lower the learning rate "
             "or warm it up.",

@@ -72,7 +72,8 @@ def _table_of(path: Path) -> Mapping[str, Any] | None:
         ) from error
     except ValueError as error:
         raise ConfigError(
-            f"cannot read {path}: it is not TOML ({error}); correct it, or name another file with --config"
+            f"cannot read {path}: it is not TOML ({error}); correct it, or name "
+            "another file with --config"
         ) from error
     tool = document.get("tool", {})
     table = tool.get("kedge") if isinstance(tool, dict) else None

@@ -164,7 +164,8 @@ class RankDeparts(Rule):
             step=step,
             message=_NEVER.format(site=site, step=step)
             if never
-            else f"At step {step} {who} on {site}, by {_relative(courses[site])[at]:.1e} of its size; until step "
+            else f"At step {step} {who} on {site}, by "
+            f"{_relative(courses[site])[at]:.1e} of its size; until step "
             f"{int(group.steps[at - 1])} all ranks held the same parameters.",
             evidence=OutOfSyncEvidence(
                 rank=odd,
@@ -214,16 +215,17 @@ class RankDeparts(Rule):
             severity="error",
             site=born.site,
             step=step,
-            message=f"{_ranks(broken)} alone held a non-finite value at {born.site} in step {step}; "
-            f"{_ranks(others).lower()} did not.",
+            message=f"{_ranks(broken)} alone held a non-finite value at {born.site} "
+            f"in step {step}; {_ranks(others).lower()} did not.",
             evidence=NotFiniteEvidence(
                 ranks=broken,
                 finite=others[:NAMED],
                 born=born.message,
             ),
             confidence=born.confidence,
-            remedy="Look at the batch that this rank had in this step (its sampler, its shard of the data), and if the same "
-            "rank breaks again with other data, at its device.",
+            remedy="Look at the batch that this rank had in this step (its sampler, "
+            "its shard of the data), and if the same rank breaks again with other "
+            "data, at its device.",
         )
 
     def _far_away(self, group: _Group) -> Iterator[Finding]:
@@ -269,7 +271,8 @@ class RankDeparts(Rule):
                 steps=len(course.steps) - start,
             ),
             confidence=0.7 if len(group.ranks) > 2 else 0.5,
-            remedy="Compare this rank's input with that of the others: its shard of the data, its transforms, its seed.",
+            remedy="Compare this rank's input with that of the others: its shard of "
+            "the data, its transforms, its seed.",
         )
 
     def _steps(self, group: _Group) -> Iterator[Finding]:
@@ -298,8 +301,8 @@ class RankDeparts(Rule):
             evidence=StepsEvidence(
                 steps={str(rank): steps for rank, steps in taken.items()},
             ),
-            remedy="Use the same number of batches on all ranks: drop_last=True, or the context manager Join of "
-            "torch.distributed.algorithms.join.",
+            remedy="Use the same number of batches on all ranks: drop_last=True, or "
+            "the context manager Join of torch.distributed.algorithms.join.",
         )
 
 
@@ -430,14 +433,16 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 _NEVER = (
-    "The ranks started from the same parameters and never exchanged gradients: by step {step} they differ on {site}, "
-    "and the gradients of their first step differ already."
+    "The ranks started from the same parameters and never exchanged gradients: by "
+    "step {step} they differ on {site}, and the gradients of their first step differ "
+    "already."
 )
 _SEPARATE = (
-    "Wrap the model in DistributedDataParallel or fully_shard, and call the wrapped one; ignore this if each rank trains "
-    "a part of a model, or a model of its own."
+    "Wrap the model in DistributedDataParallel or fully_shard, and call the wrapped "
+    "one; ignore this if each rank trains a part of a model, or a model of its own."
 )
 _OUT_OF_SYNC = (
-    "Look for parameters that are changed outside of the optimizer, for decisions that differ between ranks (random "
-    "numbers, early stopping, skipped steps), and for layers that were added after wrapping in DistributedDataParallel."
+    "Look for parameters that are changed outside of the optimizer, for decisions "
+    "that differ between ranks (random numbers, early stopping, skipped steps), and "
+    "for layers that were added after wrapping in DistributedDataParallel."
 )

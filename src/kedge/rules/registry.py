@@ -100,8 +100,8 @@ def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Fi
     for rule in given:
         if not isinstance(rule, Rule):
             raise WrongCall(
-                f"check(recording, rules): {described(rule)} is no rule; make its class a subclass of "
-                "kedge.rules.Rule, and give an instance of it"
+                f"check(recording, rules): {described(rule)} is no rule; make its "
+                "class a subclass of kedge.rules.Rule, and give an instance of it"
             )
     judging = [rule for rule in given if can_judge(rule, recording)]
     return in_order(

@@ -54,8 +54,9 @@ class Finding:
         """Check that the evidence has a type."""
         if not isinstance(self.evidence, Evidence):
             raise WrongCall(
-                f"kedge.Finding(evidence=...): {described(self.evidence)} has no fields; make a "
-                "dataclass that is a subclass of kedge.rules.Evidence, and give an instance of it"
+                f"kedge.Finding(evidence=...): {described(self.evidence)} has no "
+                "fields; make a dataclass that is a subclass of "
+                "kedge.rules.Evidence, and give an instance of it"
             )
 
     def entry(self) -> dict[str, Any]:

@@ -85,8 +85,9 @@ class SavedMemory(Rule):
             severity=self.severity,
             site=f"{escape(path or '')}:saved",
             step=event.step,
-            message=f"{_named(path)} holds {held / MIB:,.0f} MiB of the {total / MIB:,.0f} MiB ({held / total:.0%}) that "
-            f"autograd saves for backward in step {event.step}.",
+            message=f"{_named(path)} holds {held / MIB:,.0f} MiB of the "
+            f"{total / MIB:,.0f} MiB ({held / total:.0%}) that autograd saves for "
+            f"backward in step {event.step}.",
             evidence=SavedMemoryEvidence(
                 bytes=held,
                 tensors=module.tensors,
@@ -95,8 +96,9 @@ class SavedMemory(Rule):
                 next={other.path: other.bytes for other in after[:NAMED]},
             ),
             confidence=0.95,
-            remedy="Checkpoint it (torch.utils.checkpoint) to compute it again in backward, or keep its saved tensors "
-            "elsewhere (kedge.offload); for attention use scaled_dot_product_attention, which saves no scores.",
+            remedy="Checkpoint it (torch.utils.checkpoint) to compute it again in "
+            "backward, or keep its saved tensors elsewhere (kedge.offload); for "
+            "attention use scaled_dot_product_attention, which saves no scores.",
         )
 
 

@@ -122,7 +122,8 @@ def _number(value: Any, default: float, name: str, where: str) -> float:
         or math.isnan(value)
     ):
         raise ConfigError(
-            f"{where}: {name} is {value!r}; it must be a {'whole ' if whole else ''}number, such as {default!r}"
+            f"{where}: {name} is {value!r}; it must be a "
+            f"{'whole ' if whole else ''}number, such as {default!r}"
         )
     return value if whole else float(value)
 

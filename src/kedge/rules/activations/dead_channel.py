@@ -176,8 +176,9 @@ class DeadChannel(Rule):
             severity="error" if layer.share > self.error else "warning",
             site=layer.site.site,
             step=since,
-            message=f"{layer.count} of the {len(layer.dead)} channels of {layer.site.site} ({layer.share:.0%}) were never "
-            f"above zero in the last {samples:,} samples ({steps} measured steps){past}{others}.",
+            message=f"{layer.count} of the {len(layer.dead)} channels of "
+            f"{layer.site.site} ({layer.share:.0%}) were never above zero in the last "
+            f"{samples:,} samples ({steps} measured steps){past}{others}.",
             evidence=DeadChannelEvidence(
                 dead=layer.count,
                 channels=len(layer.dead),
@@ -194,12 +195,14 @@ class DeadChannel(Rule):
 
 
 _FELL_SILENT = (
-    "Lower the learning rate or warm it up: a large step that pushes the biases down kills units at once. "
-    "LeakyReLU or GELU cannot die; normalisation before the activation keeps the units in range."
+    "Lower the learning rate or warm it up: a large step that pushes the biases down "
+    "kills units at once. LeakyReLU or GELU cannot die; normalisation before the "
+    "activation keeps the units in range."
 )
 _NEVER_ALIVE = (
-    "Initialise the weights to fit ReLU (torch.nn.init.kaiming_normal_) and the biases with zeros, check the scale of the "
-    "inputs, and normalise before the activation; LeakyReLU or GELU cannot die."
+    "Initialise the weights to fit ReLU (torch.nn.init.kaiming_normal_) and the "
+    "biases with zeros, check the scale of the inputs, and normalise before the "
+    "activation; LeakyReLU or GELU cannot die."
 )
 
 

@@ -116,9 +116,10 @@ class InitScale(Rule):
             severity=self.severity,
             site=last.site,
             step=step,
-            message=f"At step {step} the scale of the outputs of {model} {'grows' if slope > 0 else 'shrinks'} by a factor of "
-            f"{2 ** abs(slope):.2g} from layer to layer: from {2 ** scales[0]:.2g} at {first.site} to "
-            f"{2 ** scales[-1]:.2g} at {last.site}.",
+            message=f"At step {step} the scale of the outputs of {model} "
+            f"{'grows' if slope > 0 else 'shrinks'} by a factor of "
+            f"{2 ** abs(slope):.2g} from layer to layer: from {2 ** scales[0]:.2g} at "
+            f"{first.site} to {2 ** scales[-1]:.2g} at {last.site}.",
             evidence=InitScaleEvidence(
                 doublings=plain(slope * (len(own) - 1)),
                 factor=plain(2**slope),
@@ -126,8 +127,9 @@ class InitScale(Rule):
                 profile={site.site: plain(2**scale) for site, scale in own.items()},
             ),
             confidence=0.9,
-            remedy="Use the initialisation that fits the activation (kaiming_normal_ for ReLU, xavier_normal_ for tanh), "
-            "add normalisation or residual connections, and feed inputs of unit variance.",
+            remedy="Use the initialisation that fits the activation (kaiming_normal_ "
+            "for ReLU, xavier_normal_ for tanh), add normalisation or residual "
+            "connections, and feed inputs of unit variance.",
         )
 
 

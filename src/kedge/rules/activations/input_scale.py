@@ -129,8 +129,10 @@ class InputScale(Rule):
             severity=self.severity,
             site=site.site,
             step=int(recording.steps[0]),
-            message=f"The input of the first layer of {names_of(recording, [site.root])}, {site.site}, has an rms of "
-            f"{scale:.3g}, but layers are initialised for about 1: {', and '.join(shown)}.",
+            message="The input of the first layer of "
+            f"{names_of(recording, [site.root])}, {site.site}, has an rms of "
+            f"{scale:.3g}, but layers are initialised for about 1: "
+            f"{', and '.join(shown)}.",
             evidence=InputScaleEvidence(
                 input=plain(scale),
                 output=plain(_usual(recording, entry.outputs)),
@@ -138,8 +140,8 @@ class InputScale(Rule):
                 samples=entry.samples,
             ),
             confidence=0.8,
-            remedy="Scale the inputs once: subtract the mean and divide by the standard deviation of the training data, or "
-            "divide pixels by 255.",
+            remedy="Scale the inputs once: subtract the mean and divide by the "
+            "standard deviation of the training data, or divide pixels by 255.",
         )
 
 

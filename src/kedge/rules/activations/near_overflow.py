@@ -113,8 +113,9 @@ class NearOverflow(Rule):
             severity=self.severity,
             site=first.site.site,
             step=step,
-            message=f"{first.site.site} reaches {largest:.3g}; the largest {first.site.dtype} is {form.largest:.3g} "
-            f"(first close to it at step {step}){others}.",
+            message=f"{first.site.site} reaches {largest:.3g}; the largest "
+            f"{first.site.dtype} is {form.largest:.3g} (first close to it at step "
+            f"{step}){others}.",
             evidence=NearOverflowEvidence(
                 largest=plain(largest),
                 limit=plain(form.largest),
@@ -125,7 +126,8 @@ class NearOverflow(Rule):
                 course=[plain(value) for value in first.values[-NAMED:]],
             ),
             confidence=0.9,
-            remedy="Normalise before it, scale its input or its weights down, or compute it in bfloat16 or float32.",
+            remedy="Normalise before it, scale its input or its weights down, or "
+            "compute it in bfloat16 or float32.",
         )
 
 

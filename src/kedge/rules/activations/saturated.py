@@ -121,8 +121,9 @@ class Saturated(Rule):
             severity=self.severity,
             site=site.site,
             step=step,
-            message=f"{usual:.0%} of the outputs of {site.site} ({site.type}) are where its slope is below 0.001 "
-            f"(median of the last {judged} measured steps; first at step {step}){others}.",
+            message=f"{usual:.0%} of the outputs of {site.site} ({site.type}) are "
+            f"where its slope is below 0.001 (median of the last {judged} measured "
+            f"steps; first at step {step}){others}.",
             evidence=SaturatedEvidence(
                 shares={other.site.site: plain(share) for other, share in courses[:NAMED]},
                 saturated_sites=len(courses),
@@ -130,8 +131,9 @@ class Saturated(Rule):
                 course=[plain(value) for value in course.values[-NAMED:]],
             ),
             confidence=0.9,
-            remedy=f"Scale its input down: a smaller initialisation (Xavier){rate}"
-            ", normalisation before it, inputs of zero mean and unit variance; or use an activation without flat ends.",
+            remedy=f"Scale its input down: a smaller initialisation (Xavier){rate}, "
+            "normalisation before it, inputs of zero mean and unit variance; or use "
+            "an activation without flat ends.",
         )
 
 

@@ -129,8 +129,9 @@ class ScaleDrift(Rule):
             severity=self.severity,
             site=course.site.site,
             step=first,
-            message=f"{course.site.site} {changed} from {start:.3g} to {end:.3g} (rms) since step {first}, "
-            f"{abs(worst.slope) * 1000:.2g} doublings per 1,000 steps, and has not levelled off{others}.",
+            message=f"{course.site.site} {changed} from {start:.3g} to {end:.3g} "
+            f"(rms) since step {first}, {abs(worst.slope) * 1000:.2g} doublings per "
+            f"1,000 steps, and has not levelled off{others}.",
             evidence=ScaleDriftEvidence(
                 doublings_per_1000_steps=plain(worst.slope * 1000),
                 doublings=plain(worst.doublings),
@@ -138,8 +139,9 @@ class ScaleDrift(Rule):
                 course=[plain(2**scale) for scale in course.values[-NAMED:]],
             ),
             confidence=0.8,
-            remedy="Add normalisation or weight decay, lower the learning rate, and look for a value that is scaled again "
-            "and again: a running statistic, a residual branch without a norm.",
+            remedy="Add normalisation or weight decay, lower the learning rate, and "
+            "look for a value that is scaled again and again: a running statistic, a "
+            "residual branch without a norm.",
         )
 
 

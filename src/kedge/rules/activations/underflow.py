@@ -149,8 +149,9 @@ class Underflow(Rule):
             site=worst.site,
             step=-1,
             message=f"{lost:.0%} of the non-zero elements of {worst.site} are below "
-            f"{FORMATS[dtype].smallest_normal:.2g}, where {dtype} loses digits. In {len(lossy)} of the {len(sites)} "
-            f"{dtype} gradients of {names_of(recording, [root])} more than {self.share:.0%} are.",
+            f"{FORMATS[dtype].smallest_normal:.2g}, where {dtype} loses digits. In "
+            f"{len(lossy)} of the {len(sites)} {dtype} gradients of "
+            f"{names_of(recording, [root])} more than {self.share:.0%} are.",
             evidence=UnderflowEvidence(
                 shares={site.site: plain(share) for site, share in lossy[:NAMED]},
                 concerned=len(lossy),
@@ -163,10 +164,10 @@ class Underflow(Rule):
 
 
 _SCALE = (
-    "Scale the loss (torch.amp.GradScaler), or use bfloat16, which has the range of float32; with a scaler in place, "
-    "start it higher or divide the loss by less."
+    "Scale the loss (torch.amp.GradScaler), or use bfloat16, which has the range of "
+    "float32; with a scaler in place, start it higher or divide the loss by less."
 )
 _WIDE = (
-    "A loss scale cannot help so small a gradient: look for the reason why it fades (GRAD-VANISH), or for a loss that is "
-    "divided by too much."
+    "A loss scale cannot help so small a gradient: look for the reason why it fades "
+    "(GRAD-VANISH), or for a loss that is divided by too much."
 )

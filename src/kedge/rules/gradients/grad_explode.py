@@ -193,8 +193,9 @@ class GradExplode(Rule):
             severity=self.severity,
             site=next(iter(parts)),
             step=step,
-            message=f"The norm of the gradients was {norm:.3g} at step {step}, above the limit of {bar:.3g} set by "
-            f"the run's own past, {fate} (largest: {largest:.3g}); {next(iter(parts))} has the largest share.",
+            message=f"The norm of the gradients was {norm:.3g} at step {step}, above "
+            f"the limit of {bar:.3g} set by the run's own past, {fate} (largest: "
+            f"{largest:.3g}); {next(iter(parts))} has the largest share.",
             evidence=GradExplodeEvidence(
                 norm=plain(norm),
                 bar=plain(bar),
@@ -207,8 +208,9 @@ class GradExplode(Rule):
             confidence=0.9
             if (norms.steps < step - self._lag(norms)).sum() >= self.min_history
             else 0.7,
-            remedy="Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), "
-            "and look at the batch of this step and at the parameter with the largest share.",
+            remedy="Lower the learning rate or warm it up, clip gradients "
+            "(torch.nn.utils.clip_grad_norm_), and look at the batch of this step "
+            "and at the parameter with the largest share.",
         )
 
 

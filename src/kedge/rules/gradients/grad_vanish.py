@@ -154,9 +154,10 @@ class GradVanish(Rule):
             severity=self.severity,
             site=(first.grad or first.param).site,
             step=step,
-            message=f"The first third of the layers of {names_of(recording, [root])} ({first.param.name} to "
-            f"{last.param.name}) hardly learns: its gradient relative to the weights is {ratio:.1e} times that of the last "
-            f"third (median of {samples} measured steps, from step {step} on).",
+            message=f"The first third of the layers of {names_of(recording, [root])} "
+            f"({first.param.name} to {last.param.name}) hardly learns: its gradient "
+            f"relative to the weights is {ratio:.1e} times that of the last third "
+            f"(median of {samples} measured steps, from step {step} on).",
             evidence=GradVanishEvidence(
                 ratio_of_output_gradients=plain(finite_median(_contrast(own.arriving))),
                 shallow_update_ratio=shallow,
@@ -166,9 +167,11 @@ class GradVanish(Rule):
                 samples=samples,
             ),
             confidence=0.9 if sure else 0.7,
-            remedy="Replace sigmoid and tanh, if there are any, by ReLU or GELU, and initialise the weights to fit the "
-            "activation (torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh). If that is not enough, add "
-            "normalisation, such as BatchNorm or LayerNorm, or residual connections.",
+            remedy="Replace sigmoid and tanh, if there are any, by ReLU or GELU, and "
+            "initialise the weights to fit the activation "
+            "(torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh). If "
+            "that is not enough, add normalisation, such as BatchNorm or LayerNorm, "
+            "or residual connections.",
         )
 
 

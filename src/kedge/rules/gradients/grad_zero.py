@@ -124,8 +124,9 @@ class GradZero(Rule):
             severity="error" if never else "warning",
             site=last.site,
             step=step,
-            message=f"{_gradients(len(still))} exactly zero in at least the last {enough} measured steps, since "
-            f"step {step}: {names}{_rest(len(still))}.{_nearer(next_one)}",
+            message=f"{_gradients(len(still))} exactly zero in at least the last "
+            f"{enough} measured steps, since step {step}: "
+            f"{names}{_rest(len(still))}.{_nearer(next_one)}",
             evidence=GradZeroEvidence(
                 kind="all" if never else "some",
                 parameters=[site.path for site in still],
@@ -159,16 +160,19 @@ def _sources_of_zeros(recording: Recording, still: list[SiteInfo], later: list[S
     states = [site.name for site in still if site.path.rpartition(".")[2].startswith("weight_hh")]
     if states:
         says += (
-            f"{listed(states, NAMED)}: its gradient is a product with the state before, which is zero in the first step of a "
-            "sequence; if only that output is read, as of the reverse direction in out[:, -1], read another one. "
+            f"{listed(states, NAMED)}: its gradient is a product with the state "
+            "before, which is zero in the first step of a sequence; if only that "
+            "output is read, as of the reverse direction in out[:, -1], read another "
+            "one. "
         )
     return says
 
 
 _REMEDY = (
-    "Look from there towards the loss for an operation with slope zero: round, sign, argmax, a comparison, clamp beyond "
-    "its bounds, a product with zero, dead units (DEAD-CHANNEL), saturated ones (SATURATED), or float16 without a loss "
-    "scale (UNDERFLOW)."
+    "Look from there towards the loss for an operation with slope zero: round, sign, "
+    "argmax, a comparison, clamp beyond its bounds, a product with zero, dead units "
+    "(DEAD-CHANNEL), saturated ones (SATURATED), or float16 without a loss scale "
+    "(UNDERFLOW)."
 )
 
 

@@ -120,10 +120,11 @@ class GradsKept(Rule):
             severity=self.severity,
             site=text,
             step=first.step,
-            message=f"The gradients of {model}, such as {text}, were not cleared between steps: {kept:,} of "
-            f"{first.checked:,} still had those of the step before in {len(seen)} measured steps in a row, from "
-            f"step {first.step} on, so each step of {by} follows the sum of all gradients "
-            f"so far.",
+            message=f"The gradients of {model}, such as {text}, were not cleared "
+            f"between steps: {kept:,} of {first.checked:,} still had those of the "
+            f"step before in {len(seen)} measured steps in a row, from step "
+            f"{first.step} on, so each step of {by} follows the sum of all gradients "
+            "so far.",
             evidence=GradsKeptEvidence(
                 optimizer=number,
                 steps=[event.step for event in seen],

@@ -46,171 +46,180 @@ _GRADIENT = "{site} was the first gradient to contain {value}, at step {step}; "
 _SENTENCES = {
     ("forward", "seen"): _FIRST + "its {parts}.",
     ("forward", "inferred"): _FIRST
-    + "the modules inside it returned finite values, so an operation in its own forward made "
-    "it{operation}.",
-    ("forward", "between"): "{site} was the first to contain {value}, at step {step}, although "
-    "{near} before it was finite: an operation in the forward of {name} made it, outside any "
-    "watched module{operation}.",
+    + "the modules inside it returned finite values, so an operation in its own "
+    "forward made it{operation}.",
+    ("forward", "between"): "{site} was the first to contain {value}, at step "
+    "{step}, although {near} before it was finite: an operation in the forward of "
+    "{name} made it, outside any watched module{operation}.",
     ("forward", "unknown"): _FIRST
-    + "its input contained it too, or was not watched, so the call or operation that made it is "
-    "not known.",
-    ("entry", "seen"): "{site} was the first to contain {value}, at step {step}: it came from "
-    "outside the model, with the batch or from a computation of the program before this "
-    "call{operation}.",
-    ("parameter", "inferred"): "{site} contained {value} already when the forward of step {step} "
-    "used it, and nothing was recorded before: it came from the initialisation or a checkpoint, or "
-    "from a step without records.",
-    ("optimizer", "between"): "{site} contained {value} when the forward of step {step} used it, "
-    "and all was finite in step {before}: the optimizer's step between the two made it, or the "
-    "program's own code wrote it.",
+    + "its input contained it too, or was not watched, so the call or operation that "
+    "made it is not known.",
+    ("entry", "seen"): "{site} was the first to contain {value}, at step {step}: it "
+    "came from outside the model, with the batch or from a computation of the "
+    "program before this call{operation}.",
+    ("parameter", "inferred"): "{site} contained {value} already when the forward of "
+    "step {step} used it, and nothing was recorded before: it came from the "
+    "initialisation or a checkpoint, or from a step without records.",
+    ("optimizer", "between"): "{site} contained {value} when the forward of step "
+    "{step} used it, and all was finite in step {before}: the optimizer's step "
+    "between the two made it, or the program's own code wrote it.",
     ("optimizer", "seen"): _FIRST
     + "the parameter and its gradient were finite, so the optimizer's step made it.",
     ("optimizer", "among"): _FIRST
-    + "its gradient was not recorded: the optimizer's step made it, or took a gradient that was "
-    "not finite.",
-    ("optimizer", "inferred"): "{site} was the first to contain {value}, at step {step}, although "
-    "its input and its parameters were finite where they were recorded, and too small to overflow. "
-    "So its parameters changed between two calls in that step, for example by an optimizer's step "
-    "with non-finite gradients, such as {near}.",
-    ("unseen", "between"): "{site} contained {value} when the forward of step {step} used it, and "
-    "all was finite in step {before}: it was made between the two, in steps that were not "
-    "recorded.",
-    ("written", "seen"): "{site} contained {value} when the optimizer got the gradients of step "
-    "{step}, although all of them were finite after backward: they were changed in between, by "
-    "accumulation, unscaling, clipping or the program itself.",
-    ("loss", "seen"): "{site} contained {value} at step {step}, while the modules' outputs were "
-    "finite: the program's own operations after them made it{operation}.",
-    ("loss", "among"): "{site} contained {value} at step {step}, without records of the modules' "
-    "outputs: a module or the program's own operations after them made it{operation}.",
+    + "its gradient was not recorded: the optimizer's step made it, or took a "
+    "gradient that was not finite.",
+    ("optimizer", "inferred"): "{site} was the first to contain {value}, at step "
+    "{step}, although its input and its parameters were finite where they were "
+    "recorded, and too small to overflow. So its parameters changed between two "
+    "calls in that step, for example by an optimizer's step with non-finite "
+    "gradients, such as {near}.",
+    ("unseen", "between"): "{site} contained {value} when the forward of step {step} "
+    "used it, and all was finite in step {before}: it was made between the two, in "
+    "steps that were not recorded.",
+    ("written", "seen"): "{site} contained {value} when the optimizer got the "
+    "gradients of step {step}, although all of them were finite after backward: they "
+    "were changed in between, by accumulation, unscaling, clipping or the program "
+    "itself.",
+    ("loss", "seen"): "{site} contained {value} at step {step}, while the modules' "
+    "outputs were finite: the program's own operations after them made it{operation}.",
+    ("loss", "among"): "{site} contained {value} at step {step}, without records of "
+    "the modules' outputs: a module or the program's own operations after them made "
+    "it{operation}.",
     ("backward", "seen"): _GRADIENT
     + "the gradient that arrived at {name} was finite, so its backward made it.",
     ("backward", "among"): _GRADIENT
     + "the gradient that arrived at {name} was finite: its backward made it, or {others}.",
     ("backward", "inferred"): _GRADIENT
-    + "there the gradient enters the model: an operation of the program after it, in the loss or "
-    "before it, made it.",
+    + "there the gradient enters the model: an operation of the program after it, in "
+    "the loss or before it, made it.",
     ("backward", "between"): _GRADIENT
     + "{near}, nearer to the loss, was finite: a backward between the two made it{written}.",
 }
 _OWN_OR_UNSEEN = (
-    _FIRST + "all modules inside it that were recorded returned finite values, so an operation in "
-    "its own forward made it{operation}, or {unseen} inside it did, which was not recorded."
+    _FIRST + "all modules inside it that were recorded returned finite values, so an "
+    "operation in its own forward made it{operation}, or {unseen} inside it did, "
+    "which was not recorded."
 )
 _AT_THE_START = (
-    "{site} was the first to contain {value}, at step {step}: an operation in the forward of {name} "
-    "made it, outside any watched module{operation}."
+    "{site} was the first to contain {value}, at step {step}: an operation in the "
+    "forward of {name} made it, outside any watched module{operation}."
 )
 _BESIDE = (
-    _GRADIENT
-    + "the gradient that arrived at {cleared} was finite, and too small to overflow there: "
-    "the backward of an operation in {name}'s own forward made it, or of one on its output, which "
-    "takes the same value."
+    _GRADIENT + "the gradient that arrived at {cleared} was finite, and too small to overflow "
+    "there: the backward of an operation in {name}'s own forward made it, or of one "
+    "on its output, which takes the same value."
 )
 _OF_USERS = (
-    _GRADIENT + "{name} takes the value, and the gradient that arrived there was not recorded: its "
-    "backward made it, or that of an operation nearer to the loss."
+    _GRADIENT + "{name} takes the value, and the gradient that arrived there was not "
+    "recorded: its backward made it, or that of an operation nearer to the loss."
 )
 _OF_A_FINITE_LOSS = (
-    _GRADIENT
-    + "the loss was finite, and so was {near}, nearer to it: it arose between the two, in "
-    "a backward there{between}, or from a value of the forward that a mask hides from the loss."
+    _GRADIENT + "the loss was finite, and so was {near}, nearer to it: it arose between the "
+    "two, in a backward there{between}, or from a value of the forward that a mask "
+    "hides from the loss."
 )
 _ALL_OF_A_FINITE_LOSS = (
-    "{site} contained {value} at step {step}, and so did every gradient nearer to the loss, while "
-    "the loss was finite: it arose in the loss or between it and this parameter, in a backward "
-    "there{between}, or from a value of the forward that a mask hides from the loss."
+    "{site} contained {value} at step {step}, and so did every gradient nearer to "
+    "the loss, while the loss was finite: it arose in the loss or between it and "
+    "this parameter, in a backward there{between}, or from a value of the forward "
+    "that a mask hides from the loss."
 )
 _ALL_GRADIENTS = (
-    "{site} contained {value} at step {step}, and so did every gradient nearer to the loss{outputs}: "
-    "the loss or a backward made it{spread}."
+    "{site} contained {value} at step {step}, and so did every gradient nearer to "
+    "the loss{outputs}: the loss or a backward made it{spread}."
 )
 
 #: Places of which the line of the program that calls the module says nothing.
 _WITHOUT_LINE = ("parameter", "unseen", "written")
 
 _GROWN = (
-    "The optimizer's steps are probably too large: the rms of {site} had gone from {was:.2g} at "
-    "step {first} to {words} at step {step}"
+    "The optimizer's steps are probably too large: the rms of {site} had gone from "
+    "{was:.2g} at step {first} to {words} at step {step}"
 )
 _DIVERGED = (
-    "The values next to it had grown to {largest:.1e}: the run had diverged before, and this is "
-    "where it overflowed the dtype. Lower the learning rate or warm it up, clip gradients, and look "
-    "at the steps before."
+    "The values next to it had grown to {largest:.1e}: the run had diverged before, "
+    "and this is where it overflowed the dtype. Lower the learning rate or warm it "
+    "up, clip gradients, and look at the steps before."
 )
 _LARGE_INPUT = (
-    "The values next to it were {largest:.1e}, and the input of the model in that step is as large: "
-    "look at the batch."
+    "The values next to it were {largest:.1e}, and the input of the model in that "
+    "step is as large: look at the batch."
 )
 _LARGE_FROM_THE_START = (
-    "The values next to it were {largest:.1e} in the first step already, before any training: look "
-    "at the inputs and at the initialisation."
+    "The values next to it were {largest:.1e} in the first step already, before any "
+    "training: look at the inputs and at the initialisation."
 )
 _RISEN = (
-    "The run had diverged before: the norm of all gradients had gone from {:.2g} to {:.2g} at step "
-    "{}; lower the learning rate or warm it up, and clip gradients. "
+    "The run had diverged before: the norm of all gradients had gone from {:.2g} to "
+    "{:.2g} at step {}; lower the learning rate or warm it up, and clip gradients. "
 )
 _LONG_STEP = (
-    "The optimizer's steps may be too large: that of step {2}, the last measured one before, changed "
-    "{0} by {1:.2g} times its size; lower the learning rate or warm it up, and clip gradients. "
+    "The optimizer's steps may be too large: that of step {2}, the last measured one "
+    "before, changed {0} by {1:.2g} times its size; lower the learning rate or warm "
+    "it up, and clip gradients. "
 )
 _UPDATED = (
-    "Lower the learning rate: the step overflowed{figures}. If the rate is small, raise the "
-    "optimizer's eps, and check its state if it came from a checkpoint."
+    "Lower the learning rate: the step overflowed{figures}. If the rate is small, "
+    "raise the optimizer's eps, and check its state if it came from a checkpoint."
 )
 _UPDATED_TO_NAN = (
-    "The step made it of numbers of usual size{figures}: raise the optimizer's eps, which keeps its "
-    "divisor from zero, and check its state if it came from a checkpoint."
+    "The step made it of numbers of usual size{figures}: raise the optimizer's eps, "
+    "which keeps its divisor from zero, and check its state if it came from a "
+    "checkpoint."
 )
 _SCALED = (
-    "Once in a while this is normal: the loss scale is too large for float16, and the scaler skips "
-    "the step and halves the scale. If it goes on: "
+    "Once in a while this is normal: the loss scale is too large for float16, and "
+    "the scaler skips the step and halves the scale. If it goes on: "
 )
 _AT_THE_LOSS = (
-    "Look at the loss, and at what lies between it and the model: log of 0, division by a zero count "
-    "(an empty mask), sqrt at 0, or a loss scale that is too large."
+    "Look at the loss, and at what lies between it and the model: log of 0, division "
+    "by a zero count (an empty mask), sqrt at 0, or a loss scale that is too large."
 )
 _ENTRY = (
-    "Check the batch before the model sees it: torch.isfinite(x).all(); missing values, a division "
-    "by a zero standard deviation and a bad file are the usual causes."
+    "Check the batch before the model sees it: torch.isfinite(x).all(); missing "
+    "values, a division by a zero standard deviation and a bad file are the usual "
+    "causes."
 )
 _PARAMETER = "Check the checkpoint and the initialisation with torch.isfinite"
 _STEPPED = (
-    "If the program writes to the parameter itself between the steps, look there; else lower the "
-    "learning rate or warm it up, clip gradients, and check the optimizer's state if it came from a "
-    "checkpoint."
+    "If the program writes to the parameter itself between the steps, look there; "
+    "else lower the learning rate or warm it up, clip gradients, and check the "
+    "optimizer's state if it came from a checkpoint."
 )
 _WRITTEN = (
-    "Look at what the program does between backward() and step(): clip_grad_norm_ with an infinite "
-    "norm turns every gradient into NaN (error_if_nonfinite=True reports it), accumulated gradients "
-    "can overflow, and unscaling divides by a scale that may be zero."
+    "Look at what the program does between backward() and step(): clip_grad_norm_ "
+    "with an infinite norm turns every gradient into NaN (error_if_nonfinite=True "
+    "reports it), accumulated gradients can overflow, and unscaling divides by a "
+    "scale that may be zero."
 )
 _BACKWARD = (
-    "In {name}, look for an operation whose derivative is infinite where its value is not: sqrt at "
-    "0, pow below 1 at 0, a division, or torch.where, which multiplies the branch that is not taken "
-    "by zero: infinity times zero is NaN. Change its input, not its output (clamp or where before "
-    "the operation)."
+    "In {name}, look for an operation whose derivative is infinite where its value "
+    "is not: sqrt at 0, pow below 1 at 0, a division, or torch.where, which "
+    "multiplies the branch that is not taken by zero: infinity times zero is NaN. "
+    "Change its input, not its output (clamp or where before the operation)."
 )
 _STEEP = (
     "an operation whose derivative is infinite{where}: sqrt at 0, pow below 1 at 0, a "
     "division, or torch.where around one of them. Change its input, not its output."
 )
 _BETWEEN_SITES = (
-    "Look at the operations between these sites for one whose derivative is infinite: sqrt at 0, a "
-    "division, or torch.where around one of them. Change its input, not its output."
+    "Look at the operations between these sites for one whose derivative is "
+    "infinite: sqrt at 0, a division, or torch.where around one of them. Change its "
+    "input, not its output."
 )
 _OF_ANY_LOSS = "Look at the loss first: log of 0, a division by a zero count, sqrt at 0, exp of a large number."
 _OF_LAST_LOSS = (
-    "Look at the loss and its inputs in that step: torch.isfinite tells which is the first that is "
-    "not finite."
+    "Look at the loss and its inputs in that step: torch.isfinite tells which is the "
+    "first that is not finite."
 )
 _PRINT = (
-    "Print torch.isfinite(...).all() of the result of each of these operations in step {step}: the "
-    "first that is False made it."
+    "Print torch.isfinite(...).all() of the result of each of these operations in "
+    "step {step}: the first that is False made it."
 )
 _PRINT_INPUTS = (
-    "Print the inputs of these operations in step {step}, and look for numbers at which the slope is "
-    "infinite: 0 for sqrt, log, a power below one and a divisor, 1 for acos and asin. Change the "
-    "input there, not the output."
+    "Print the inputs of these operations in step {step}, and look for numbers at "
+    "which the slope is infinite: 0 for sqrt, log, a power below one and a divisor, "
+    "1 for acos and asin. Change the input there, not the output."
 )
 
 
@@ -272,9 +281,9 @@ class _RowWords:
         message = self._sentence() + self._line()
         if first is not None:
             message = (
-                f"Gradients were not finite at step {first.step}, of which nothing else was "
-                f"recorded; the value was made {_span(first)}. The next recorded step shows where "
-                f"it is still made: {message}"
+                f"Gradients were not finite at step {first.step}, of which nothing "
+                f"else was recorded; the value was made {_span(first)}. The next "
+                f"recorded step shows where it is still made: {message}"
             )
         if not self.birth.recovered:
             return message
@@ -418,8 +427,8 @@ class _RowWords:
         bad_step, later = sighting.bad_step, sighting.later
         step = bad_step.step
         yield (
-            f"{figures.site.site} contained {figures.value()} at step {step}: it was made "
-            f"{_span(bad_step)}"
+            f"{figures.site.site} contained {figures.value()} at step {step}: it was "
+            f"made {_span(bad_step)}"
         )
         yield (
             f"Step {step} has records only of gradients, not of outputs or parameters: "
@@ -444,8 +453,8 @@ class _RowWords:
                 text = self.wiring.text(odd[0])
                 reason = f"{text} although its gradient was finite in step {step}"
             yield (
-                f"In step {later.step}, {len(bad)} of {len(known)} parameters were not finite, "
-                f"{reason}"
+                f"In step {later.step}, {len(bad)} of {len(known)} parameters were "
+                f"not finite, {reason}"
             )
         heads = [module for module in self.wiring if module.path in self.wiring.heads]
         if any(later.nonfinite(module.ins) for module in heads):
@@ -464,8 +473,8 @@ class _RowWords:
                 maker = f" (made by {name})" if name else ""
                 line = f", on which {line_of(source)} calls backward()" if source else ""
                 return (
-                    f"{loss.site}{maker}{line}, was not finite either: a forward, an optimizer's "
-                    "step or the loss itself"
+                    f"{loss.site}{maker}{line}, was not finite either: a forward, an "
+                    "optimizer's step or the loss itself"
                 )
         return "the loss was finite: a backward, the clipping or another change of the gradients"
 
@@ -482,8 +491,8 @@ class _RowWords:
         if growth and place not in ("entry", "written", "backward"):
             grown = _GROWN.format(**asdict(growth))
             return (
-                f"{grown}. Lower the learning rate or warm it up, clip gradients, and look at the "
-                "steps before."
+                f"{grown}. Lower the learning rate or warm it up, clip gradients, and "
+                "look at the steps before."
             )
         if figures.are_vast() and place not in ("written", "backward"):
             form = _DIVERGED
@@ -565,8 +574,8 @@ class _RowWords:
             dumped = _to_name("the operation", with_dump_on(self.recording))
             signs = _signs_of_large_steps(self.recording, step)
             return (
-                f"{signs}{named}If no module is named then, the loss or an optimizer's step made "
-                f"it.{dumped}"
+                f"{signs}{named}If no module is named then, the loss or an "
+                f"optimizer's step made it.{dumped}"
             )
         if place == "optimizer" and self.sighting.certainty == "between":
             return _STEPPED
@@ -597,8 +606,8 @@ def _span(bad_step: BadStep) -> str:
     if bad_step.last_sound < 0:
         return "then or before; no sound step was recorded before it"
     return (
-        f"between the backward of step {bad_step.last_sound}, the last sound one that was recorded, "
-        f"and the end of step {bad_step.step}"
+        f"between the backward of step {bad_step.last_sound}, the last sound one that "
+        f"was recorded, and the end of step {bad_step.step}"
     )
 
 
@@ -654,9 +663,9 @@ class _KeptCallWords:
             line = f" {call.name} is called at {line_of(source)}, in {function}."
         gradient = "gradient " if call.in_backward else ""
         return (
-            f"{call.text} was the first {gradient}to contain {value_of(self.call)}, at step {call.step}: "
-            f"--dump checks every value and found it; {rows}. {how}.{line}{self._operations()}"
-            f"{_went_on(self.birth)}"
+            f"{call.text} was the first {gradient}to contain {value_of(self.call)}, "
+            f"at step {call.step}: --dump checks every value and found it; {rows}. "
+            f"{how}.{line}{self._operations()}{_went_on(self.birth)}"
         )
 
     def addition(self) -> str:
@@ -774,15 +783,15 @@ class _ProducerWords:
             last = f"{number} operations, of which these are the last"
             these = "these operations" if are_all else last
             return (
-                f"the backward of one of {these} can have made it, whose inputs were not seen: "
-                f"{places}"
+                f"the backward of one of {these} can have made it, whose inputs were "
+                f"not seen: {places}"
             )
         detail = f"; {self.producer.event.detail}" if self.producer.event.detail else ""
         if are_all:
             return f"one of these made it, in their order: {places}{detail}"
         return (
-            f"one of {number} operations made it, of which these are the last, in their order: "
-            f"{places}{detail}"
+            f"one of {number} operations made it, of which these are the last, in "
+            f"their order: {places}{detail}"
         )
 
     def remedy(self) -> str:
@@ -844,12 +853,12 @@ class _ProducerWords:
             return f" To have the operation named for certain, {run}."
         if is_outside:
             return (
-                " To have the operation named for certain, put these lines into the forward of a "
-                f"module, and {run}."
+                " To have the operation named for certain, put these lines into the "
+                f"forward of a module, and {run}."
             )
         return (
-            f" To have the operation named for certain, {run}; if these lines are outside modules, "
-            "put them into the forward of one first."
+            f" To have the operation named for certain, {run}; if these lines are "
+            "outside modules, put them into the forward of one first."
         )
 
 
@@ -871,8 +880,9 @@ class _EndWords:
                 else " It is not finite at the end."
             )
             return (
-                f"{birth.site} was not finite at step {birth.step}{often if birth.times > 1 else ''}; "
-                f"what made it was not recorded.{end}"
+                f"{birth.site} was not finite at step "
+                f"{birth.step}{often if birth.times > 1 else ''}; what made it was "
+                f"not recorded.{end}"
             )
 
         worst = exam.worst
@@ -901,9 +911,9 @@ class _EndWords:
                 sound = rows.step[rows.clean]
                 if len(sound):
                     return (
-                        "It was finite when last recorded, before the optimizer's step of step "
-                        f"{int(sound[-1])}: what made it came after that, in steps of which it was "
-                        "not recorded."
+                        "It was finite when last recorded, before the optimizer's "
+                        f"step of step {int(sound[-1])}: what made it came after "
+                        "that, in steps of which it was not recorded."
                     )
         return "No step recorded it."
 

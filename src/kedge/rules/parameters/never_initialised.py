@@ -134,8 +134,9 @@ class NeverInitialised(Rule):
                 concerned=len(found),
             ),
             confidence=0.9,
-            remedy="Initialise the weights (torch.nn.init, or reset_parameters() of the layer); check the keys that "
-            "load_state_dict did not find, and use torch.randn or torch.zeros instead of torch.empty.",
+            remedy="Initialise the weights (torch.nn.init, or reset_parameters() of "
+            "the layer); check the keys that load_state_dict did not find, and use "
+            "torch.randn or torch.zeros instead of torch.empty.",
         )
 
 
@@ -143,8 +144,8 @@ _ODD = (
     "{start} with values that no initialisation makes ({values}), before any step of the optimizer"
 )
 _ALIKE = (
-    "{start} constant, one after the other ({values}): all units of a layer return the same and get the same gradient, so "
-    "{it} cannot become different"
+    "{start} constant, one after the other ({values}): all units of a layer return "
+    "the same and get the same gradient, so {it} cannot become different"
 )
 
 

@@ -154,11 +154,14 @@ class NotOptimized(Rule):
         return self._finding(
             "error",
             names,
-            f"{listed(names, self.named)} of {model} {verb} not in the optimizer{f' ({by})' if by else ''}: it holds "
-            f"{another} under {'these names' if len(names) > 1 else 'this name'}, and its steps do not change the model.",
+            f"{listed(names, self.named)} of {model} {verb} not in the "
+            f"optimizer{f' ({by})' if by else ''}: it holds {another} under "
+            f"{'these names' if len(names) > 1 else 'this name'}, and its steps do "
+            "not change the model.",
             event,
-            "Make the optimizer after the last change of the model's parameters, or change them in place "
-            "(param.data.copy_, torch.nn.init) so that they stay the same tensors.",
+            "Make the optimizer after the last change of the model's parameters, or "
+            "change them in place (param.data.copy_, torch.nn.init) so that they "
+            "stay the same tensors.",
         )
 
     def _unheld(
@@ -172,10 +175,12 @@ class NotOptimized(Rule):
         return self._finding(
             "warning" if loud and not fixed else "info",
             shown,
-            f"{listed(shown, self.named)} of {model} {verb} in no optimizer, though trainable{got if loud else ''}.",
+            f"{listed(shown, self.named)} of {model} {verb} in no optimizer, though "
+            f"trainable{got if loud else ''}.",
             event,
-            "Pass all of model.parameters() to the optimizer once the model is complete, and keep layers in "
-            "nn.ModuleList; call requires_grad_(False) on parameters that should not change.",
+            "Pass all of model.parameters() to the optimizer once the model is "
+            "complete, and keep layers in nn.ModuleList; call requires_grad_(False) "
+            "on parameters that should not change.",
         )
 
     def _outside(self, recording: Recording, event: NotOptimizedEvent, root: int) -> Finding:
@@ -186,14 +191,16 @@ class NotOptimized(Rule):
             severity="info" if event.outside_fixed else "warning",
             site=f"{escape(root_path(recording, root))}:out",
             step=-1,
-            message=f"{model} calls {listed(names, self.named)} but does not contain {them}: neither model.parameters() nor an "
-            f"optimizer has {their} parameters. They get gradients but never change.",
+            message=f"{model} calls {listed(names, self.named)} but does not contain "
+            f"{them}: neither model.parameters() nor an optimizer has {their} "
+            "parameters. They get gradients but never change.",
             evidence=OutsideEvidence(
                 outside=names,
             ),
             confidence=0.9,
-            remedy="Keep modules in nn.ModuleList or nn.ModuleDict in place of a list or a dict; call requires_grad_(False) on "
-            "modules that should not change.",
+            remedy="Keep modules in nn.ModuleList or nn.ModuleDict in place of a "
+            "list or a dict; call requires_grad_(False) on modules that should not "
+            "change.",
         )
 
     def _tensors(self, recording: Recording, event: NotOptimizedEvent, root: int) -> Finding:
@@ -206,13 +213,14 @@ class NotOptimized(Rule):
             severity="info",
             site=f"{names[0]}:param",
             step=-1,
-            message=f"{listed(names, self.named)} of {model} {_ARE[len(names) > 1]}, so neither model.parameters() nor an "
-            f"optimizer has {unchanged}.",
+            message=f"{listed(names, self.named)} of {model} {_ARE[len(names) > 1]}, "
+            f"so neither model.parameters() nor an optimizer has {unchanged}.",
             evidence=TensorsEvidence(
                 tensors=names,
             ),
             confidence=0.9,
-            remedy="If it should be trained, make it an nn.Parameter before you make the optimizer.",
+            remedy="If it should be trained, make it an nn.Parameter before you make "
+            "the optimizer.",
         )
 
     def _in_vain(self, passes: int) -> Iterable[Finding]:
@@ -228,7 +236,8 @@ class NotOptimized(Rule):
                     passes=passes,
                 ),
                 0.9,
-                "Call optimizer.step() after backward(); with a GradScaler, scaler.step(optimizer) and scaler.update().",
+                "Call optimizer.step() after backward(); with a GradScaler, "
+                "scaler.step(optimizer) and scaler.update().",
             )
 
     def _foreign(self, number: int) -> Finding:
@@ -238,13 +247,15 @@ class NotOptimized(Rule):
             severity="info",
             site="optimizer",
             step=-1,
-            message=f"An optimizer holds {held} to no model that was called and never got a gradient.",
+            message=f"An optimizer holds {held} to no model that was called and never "
+            "got a gradient.",
             evidence=ForeignEvidence(
                 foreign=number,
                 site="optimizer",
             ),
             confidence=0.7,
-            remedy="Look at the parameters that it got: they may be those of a model that was replaced, or that is not used.",
+            remedy="Look at the parameters that it got: they may be those of a model "
+            "that was replaced, or that is not used.",
         )
 
     def _finding(

@@ -175,9 +175,9 @@ class RateTooLarge(Rule):
             severity=self.severity,
             site=(weight.update or weight.param).site,
             step=step,
-            message=f"By step {step} the optimizer{by} had overwritten {len(found)} of "
-            f"{len(own.weights)} weights of {model}, {listed(names, 3)}: a step changed {names[0]} by "
-            f"{updates[worst]:.2g} times its size{fell}.",
+            message=f"By step {step} the optimizer{by} had overwritten {len(found)} "
+            f"of {len(own.weights)} weights of {model}, {listed(names, 3)}: a step "
+            f"changed {names[0]} by {updates[worst]:.2g} times its size{fell}.",
             evidence=RateTooLargeEvidence(
                 weights=figures,
                 concerned=len(found),
@@ -186,8 +186,8 @@ class RateTooLarge(Rule):
                 rates=rates_of(recording, root),
             ),
             confidence=0.9 if loss is not None else 0.6,
-            remedy="Divide the learning rate by ten, and again if necessary; raise it slowly over the first steps (warm-up), and "
-            "clip gradients.",
+            remedy="Divide the learning rate by ten, and again if necessary; raise "
+            "it slowly over the first steps (warm-up), and clip gradients.",
         )
 
 

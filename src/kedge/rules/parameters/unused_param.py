@@ -278,23 +278,28 @@ def _without_graph(mode: str, modules: list[str]) -> _Silence:
     called = listed([_named(path) for path in modules], 3)
     if mode == "cut checkpoint":
         return _Silence(
-            f"the modules ran, but {called} ran in a reentrant checkpoint none of whose inputs requires a gradient, so that no "
-            "backward runs through it",
-            "Use checkpoint(..., use_reentrant=False), or let the input of the checkpoint require a gradient "
-            "(requires_grad_(), or enable_input_require_grads() of transformers).",
+            f"the modules ran, but {called} ran in a reentrant checkpoint none of "
+            "whose inputs requires a gradient, so that no backward runs through it",
+            "Use checkpoint(..., use_reentrant=False), or let the input of the "
+            "checkpoint require a gradient (requires_grad_(), or "
+            "enable_input_require_grads() of transformers).",
             modules[-1],
         )
     if mode in ("no_grad inside", "inference_mode inside"):
         name = mode.removesuffix(" inside")
         return _Silence(
-            f"the modules ran, but {called} ran under {name} in a forward with grad, so the path from the loss ends there",
-            f"Remove torch.{name} there; if it is meant, call requires_grad_(False) on what is only used there or before it.",
+            f"the modules ran, but {called} ran under {name} in a forward with grad, "
+            "so the path from the loss ends there",
+            f"Remove torch.{name} there; if it is meant, call requires_grad_(False) "
+            "on what is only used there or before it.",
             modules[-1],
         )
     return _Silence(
-        f"the modules ran, but what {called} returned had no graph, so the path from the loss ends there",
-        "Look in it and around its call for no_grad, detach(), .data or a reentrant checkpoint whose inputs require no "
-        "gradient; if that is meant, call requires_grad_(False).",
+        f"the modules ran, but what {called} returned had no graph, so the path from "
+        "the loss ends there",
+        "Look in it and around its call for no_grad, detach(), .data or a reentrant "
+        "checkpoint whose inputs require no gradient; if that is meant, call "
+        "requires_grad_(False).",
         modules[-1],
     )
 
@@ -303,8 +308,8 @@ def _beside(end: PathEnd) -> _Silence:
     """Return the silence of parameters whose module got a gradient."""
     return _Silence(
         f"{_named(end.last)} ran, and the gradient of its output does not pass there",
-        "Use it in the forward, or set requires_grad_(False); if it is used, look inside the module for detach(), .data or "
-        "no_grad.",
+        "Use it in the forward, or set requires_grad_(False); if it is used, look "
+        "inside the module for detach(), .data or no_grad.",
         end.last,
     )
 
@@ -322,9 +327,11 @@ def _behind(end: PathEnd) -> _Silence:
         else ""
     )
     return _Silence(
-        f"the modules ran, but the path from the loss ends after {last}: {reached}, and {last} got none{without}",
-        f"Look between {last} and {before} for one of: detach(), .data, no_grad, a value rebuilt from numbers, a reentrant "
-        "checkpoint whose inputs require no gradient, or a result that the loss does not use. If it is meant, call "
+        f"the modules ran, but the path from the loss ends after {last}: {reached}, "
+        f"and {last} got none{without}",
+        f"Look between {last} and {before} for one of: detach(), .data, no_grad, a "
+        "value rebuilt from numbers, a reentrant checkpoint whose inputs require no "
+        "gradient, or a result that the loss does not use. If it is meant, call "
         "requires_grad_(False), which saves the cost of a graph.",
         end.last,
         end.after,
@@ -336,6 +343,7 @@ def _named(path: str) -> str:
 
 
 _FORGOTTEN = (
-    "Pass it to an optimizer: make the optimizer when the model is complete, and keep layers in nn.ModuleList; if it "
-    "should not be trained, call requires_grad_(False), which saves the cost of its gradient."
+    "Pass it to an optimizer: make the optimizer when the model is complete, and "
+    "keep layers in nn.ModuleList; if it should not be trained, call "
+    "requires_grad_(False), which saves the cost of its gradient."
 )

@@ -167,7 +167,8 @@ class UpdateRatio(Rule):
             severity=self.severity,
             site=(weight.update or weight.param).site,
             step=step,
-            message=f"{weight.param.name} changed by {says} ({ratios[worst]:.2g}; first seen at step {step}){others}.",
+            message=f"{weight.param.name} changed by {says} ({ratios[worst]:.2g}; "
+            f"first seen at step {step}){others}.",
             evidence=UpdateRatioEvidence(
                 kind=kind,
                 ratios={own.weights[i].param.path: plain(ratios[i]) for i in outside[:NAMED]},
@@ -183,9 +184,10 @@ class UpdateRatio(Rule):
 
 _REMEDIES = {
     "large": "Lower the learning rate, or raise it slowly over the first steps.",
-    "small": "Raise the learning rate; check that the scheduler does not hold it at zero and that the gradient is not "
-    "clipped or scaled to nothing. In bfloat16 and float16 an update below a thousandth of the weight is rounded away: "
-    "keep float32 master weights.",
+    "small": "Raise the learning rate; check that the scheduler does not hold it at "
+    "zero and that the gradient is not clipped or scaled to nothing. In bfloat16 and "
+    "float16 an update below a thousandth of the weight is rounded away: keep "
+    "float32 master weights.",
 }
 
 #: A weight smaller than this at its first sample was set to zero on purpose.

@@ -98,8 +98,8 @@ class BatchOfOne(Rule):
             severity="info" if times == 1 else "warning",
             site=found[0][0].site,
             step=first,
-            message=f"{listed(paths, self.named)} ({found[0][0].type}) normalised over a batch of one sample in training"
-            f"{often}.",
+            message=f"{listed(paths, self.named)} ({found[0][0].type}) normalised "
+            f"over a batch of one sample in training{often}.",
             evidence=BatchOfOneEvidence(
                 modules=paths[:NAMED],
                 of=len(paths),
@@ -107,8 +107,9 @@ class BatchOfOne(Rule):
                 times=times,
             ),
             confidence=0.9,
-            remedy="If it is the rest of an epoch, use DataLoader(..., drop_last=True); otherwise a larger batch, or GroupNorm "
-            "or LayerNorm, which do not depend on the batch.",
+            remedy="If it is the rest of an epoch, use DataLoader(..., "
+            "drop_last=True); otherwise a larger batch, or GroupNorm or LayerNorm, "
+            "which do not depend on the batch.",
         )
 
 

@@ -140,8 +140,8 @@ class DoubleSoftmax(Rule):
 
 
 _TAKE_OUT = (
-    "Pass the output of the last linear layer to the loss: remove the {name} from the model, or apply it only where "
-    "you need probabilities."
+    "Pass the output of the last linear layer to the loss: remove the {name} from "
+    "the model, or apply it only where you need probabilities."
 )
 _LOG = "Use cross_entropy on the output of the last linear layer, or log_softmax before nll_loss."
 

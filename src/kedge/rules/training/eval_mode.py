@@ -102,8 +102,9 @@ class EvalMode(Rule):
             severity=self.severity,
             site=site,
             step=since,
-            message=f"{model} ({site}) has been trained in evaluation mode since step {since}{broken}, in {steps:,} of "
-            f"{of:,} measured steps of its training: {listed(paths, 3)} {'do' if len(paths) > 1 else 'does'} not work as in "
+            message=f"{model} ({site}) has been trained in evaluation mode since step "
+            f"{since}{broken}, in {steps:,} of {of:,} measured steps of its training: "
+            f"{listed(paths, 3)} {'do' if len(paths) > 1 else 'does'} not work as in "
             "training.",
             evidence=EvalModeEvidence(
                 modules=paths[:NAMED],
@@ -114,8 +115,9 @@ class EvalMode(Rule):
                 share=plain(steps / max(of, 1)),
             ),
             confidence=0.9,
-            remedy="Call model.train() before the training loop, and again after each evaluation. To keep statistics as they "
-            "are, put only those modules into evaluation mode.",
+            remedy="Call model.train() before the training loop, and again after "
+            "each evaluation. To keep statistics as they are, put only those modules "
+            "into evaluation mode.",
         )
 
 

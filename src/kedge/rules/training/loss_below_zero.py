@@ -24,11 +24,10 @@ _GIVEN = {
     "binary_cross_entropy_with_logits": "its targets must be between 0 and 1",
 }
 _REMEDIES = {
-    "nll_loss": "Use cross_entropy on the output of the last linear layer, or log_softmax before nll_loss; weights of classes "
-    "must not be negative.",
-    "binary_cross_entropy": "Scale the targets to between 0 and 1: divide masks of 0 and 255 by 255, replace labels of -1 and "
-    "1 by "
-    "(labels + 1) / 2.",
+    "nll_loss": "Use cross_entropy on the output of the last linear layer, or "
+    "log_softmax before nll_loss; weights of classes must not be negative.",
+    "binary_cross_entropy": "Scale the targets to between 0 and 1: divide masks of 0 "
+    "and 255 by 255, replace labels of -1 and 1 by (labels + 1) / 2.",
     "neg": "Remove the minus sign, unless the loss is meant to mislead another model.",
 }
 #: Operations that do not change the sign of a loss.

@@ -151,8 +151,9 @@ class NoLearning(Rule):
             severity=self.severity,
             site=loss.site.site,
             step=step,
-            message=f"The loss ({loss.site.site}) began at {first:.4g} and {ended}{chance}, with a noise of "
-            f"{noise:.2g} from step to step: it does not show that anything was learned.",
+            message=f"The loss ({loss.site.site}) began at {first:.4g} and "
+            f"{ended}{chance}, with a noise of {noise:.2g} from step to step: it does "
+            "not show that anything was learned.",
             evidence=NoLearningEvidence(
                 first=plain(first),
                 last=plain(last),
@@ -161,8 +162,9 @@ class NoLearning(Rule):
                 classes=classes,
             ),
             confidence=0.7,
-            remedy="Check that labels belong to their inputs and survive shuffling, try to fit a single batch, and vary the "
-            "learning rate by ten in both directions.",
+            remedy="Check that labels belong to their inputs and survive shuffling, "
+            "try to fit a single batch, and vary the learning rate by ten in both "
+            "directions.",
         )
 
 

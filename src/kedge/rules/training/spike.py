@@ -182,8 +182,8 @@ class Spike(Rule):
             severity=self.severity,
             site=course.site.site,
             step=step,
-            message=f"{what} jumped from {usual:.3g} to {height:.3g} at step {step}{often}; it "
-            f"{'came back' if passed else 'did not come back'}.",
+            message=f"{what} jumped from {usual:.3g} to {height:.3g} at step "
+            f"{step}{often}; it {'came back' if passed else 'did not come back'}.",
             evidence=SpikeEvidence(
                 height=plain(height),
                 usual=plain(usual),
@@ -196,8 +196,8 @@ class Spike(Rule):
                 ],
             ),
             confidence=0.8,
-            remedy="Look at the batch of that step; clip gradients (torch.nn.utils.clip_grad_norm_), lower the learning rate "
-            "or warm it up.",
+            remedy="Look at the batch of that step; clip gradients "
+            "(torch.nn.utils.clip_grad_norm_), lower the learning rate or warm it up.",
         )
 
 

@@ -225,13 +225,17 @@ def _said(each: Field[Any], value: object) -> str:
             shown = Shown(words=f"{name}: yes", no=f"{name}: no")
 
     if isinstance(value, bool):
-        return shown.words if value else shown.no
+        if value:
+            return shown.words
+        return shown.no
     if isinstance(value, int) and shown.least is not None and value < shown.least:
         return ""
     text = in_words(value)
     if shown.is_share and isinstance(value, float):
         text = percent(value)
-    return shown.words.format(text) if text else ""
+    if not text:
+        return ""
+    return shown.words.format(text)
 
 
 def in_words(value: object) -> str:

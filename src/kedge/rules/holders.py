@@ -52,7 +52,9 @@ def _having(recording: Recording, text: str) -> list[int]:
         return []
     ranks = recording.ranks
     having = [rank for rank in ranks if len(recording.of_rank(rank).rows(site))]
-    return having if len(having) < len(ranks) else []
+    if len(having) < len(ranks):
+        return having
+    return []
 
 
 def _with_ranks(finding: Finding, ranks: Sequence[int], world: int) -> Finding:

@@ -100,7 +100,9 @@ def judgement_of(
     )
     sound = None if fatal is None else fatal.step
     helped = tuple(lack.code for lack in lacks if helps(recording, lack, sound))
-    command = closer_look(recording) if helped else ""
+    command = ""
+    if helped:
+        command = closer_look(recording)
     return Judgement(
         findings=found,
         unjudged=tuple(lacks),
@@ -144,5 +146,7 @@ def _words(event: UnseenEvent) -> str:
 def _length(recording: Recording) -> int:
     """Return the number of steps of the run, as far as it is known."""
     ended = recording.end.steps if recording.end is not None else None
-    last = int(recording.steps[-1]) + 1 if len(recording.steps) else 0
+    last = 0
+    if len(recording.steps):
+        last = int(recording.steps[-1]) + 1
     return max(ended or 0, last)

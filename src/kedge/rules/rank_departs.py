@@ -152,11 +152,9 @@ class RankDeparts(Rule):
         parted = self._gradients_part(group)
         never = parted is not None and parted <= group.steps[0]
         odd = group.odd_one(values)
-        who = (
-            f"rank {odd} departed from the others"
-            if odd is not None
-            else "the ranks no longer agree"
-        )
+        who = "the ranks no longer agree"
+        if odd is not None:
+            who = f"rank {odd} departed from the others"
         yield Finding(
             code=self.code,
             severity="warning" if never else "error",
@@ -247,7 +245,9 @@ class RankDeparts(Rule):
         rank, apart = group.ranks[place], course.logs[place]
         times = 2.0 ** float(np.median(apart[-self.sustained :]))
         near = np.flatnonzero(np.abs(apart) <= math.log2(self.factor))
-        start = int(near[-1]) + 1 if len(near) else 0
+        start = 0
+        if len(near):
+            start = int(near[-1]) + 1
         step, site = int(course.steps[start]), course.site.site
         how = f"{times:.3g} times" if times > 1 else f"1/{1 / times:.3g} of"
         others = (
@@ -382,7 +382,9 @@ class _Group:
             steps = np.intersect1d(steps, other.step, assume_unique=True)
         table = np.array([r.statistic("rms")[np.isin(r.step, steps)] for r in rows])
         found = np.flatnonzero(_relative(table) > tolerance)
-        return int(steps[found[0]]) if len(found) else None
+        if not len(found):
+            return None
+        return int(steps[found[0]])
 
     def odd_one(self, values: Floats) -> int | None:
         """Return the rank that is alone with its value; None if there is not exactly one."""
@@ -391,7 +393,9 @@ class _Group:
         place = int(np.nanargmax(apart))
         rest = np.delete(apart, place)
         alone = len(values) > 2 and apart[place] > 10 * rest.max(initial=0)
-        return self.ranks[place] if alone else None
+        if not alone:
+            return None
+        return self.ranks[place]
 
 
 def _relative(course: Floats) -> Floats:

@@ -104,4 +104,6 @@ class SavedMemory(Rule):
 
 def _named(path: str | None) -> str:
     """Return the name of a module's saved tensors; operations outside of modules, such as a functional loss, have no path."""
-    return "The program outside of modules" if path is None else f"{escape(path)}:saved"
+    if path is None:
+        return "The program outside of modules"
+    return f"{escape(path)}:saved"

@@ -125,7 +125,9 @@ def _number(value: Any, default: float, name: str, where: str) -> float:
             f"{where}: {name} is {value!r}; it must be a "
             f"{'whole ' if whole else ''}number, such as {default!r}"
         )
-    return value if whole else float(value)
+    if whole:
+        return value
+    return float(value)
 
 
 def _table(value: Any, name: str, where: str) -> Mapping[str, Any]:
@@ -151,6 +153,6 @@ def _require_known(name: str, given: Mapping[str, Any], known: Sequence[str], wh
 
 def _nearest(word: str, known: Sequence[str]) -> str:
     near = get_close_matches(word, known, n=3, cutoff=0.4)
-    return (
-        f"the nearest are {', '.join(near)}" if near else f"the known ones are {', '.join(known)}"
-    )
+    if near:
+        return f"the nearest are {', '.join(near)}"
+    return f"the known ones are {', '.join(known)}"

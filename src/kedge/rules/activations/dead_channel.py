@@ -124,11 +124,9 @@ class DeadChannel(Rule):
                 self.min_steps,
             )
         fewest = min((int(activity.samples.sum()) for activity in usual), default=self.few_samples)
-        return (
-            Lack(self.code, "values per channel", fewest, self.few_samples)
-            if fewest < self.few_samples
-            else None
-        )
+        if fewest < self.few_samples:
+            return Lack(self.code, "values per channel", fewest, self.few_samples)
+        return None
 
     def _layer(self, recording: Recording, site: SiteInfo) -> _Layer | None:
         """Return a site with dead channels; None if it is healthy or cannot be judged."""
@@ -149,28 +147,30 @@ class DeadChannel(Rule):
             return silent
         wanted = self.samples if backwards[-1] >= self.samples else self.few_samples
         length = max(int(np.searchsorted(backwards, wanted)) + 1, self.min_steps)
-        return len(backwards) - length if length <= len(backwards) else None
+        if length <= len(backwards):
+            return len(backwards) - length
+        return None
 
     def _silent_end(self, activity: _Activity) -> int | None:
         """Return the index of the first step after any channel was above zero; None if too few values follow it."""
         lively = np.flatnonzero(activity.above.any(axis=1))
-        start = int(lively[-1]) + 1 if len(lively) else 0
+        start = 0
+        if len(lively):
+            start = int(lively[-1]) + 1
         steps, samples = len(activity.samples) - start, activity.samples[start:].sum()
-        return start if steps >= self.min_steps and samples >= self.all_dead else None
+        if steps >= self.min_steps and samples >= self.all_dead:
+            return start
+        return None
 
     def _finding(self, layer: _Layer, after: list[_Layer]) -> Finding:
         samples, steps = layer.window
         since = layer.silent_since(max(self.min_dead, int(self.warning * len(layer.dead)) + 1))
-        past = (
-            f"; they fell silent by step {since}"
-            if layer.once_alive
-            else ", nor at any time before"
-        )
-        others = (
-            f"; many channels after it are silent too, in {listed([a.site.site for a in after])}"
-            if after
-            else ""
-        )
+        past = ", nor at any time before"
+        if layer.once_alive:
+            past = f"; they fell silent by step {since}"
+        others = ""
+        if after:
+            others = f"; many channels after it are silent too, in {listed([a.site.site for a in after])}"
         return Finding(
             code=self.code,
             severity="error" if layer.share > self.error else "warning",
@@ -222,7 +222,9 @@ class _Activity:
             return None
         steps, samples, above = recording.active(site)
         usable = np.isin(steps, rows.step[rows.clean & (rows.count > 0)])
-        return cls(steps[usable], samples[usable], above[usable]) if usable.any() else None
+        if not usable.any():
+            return None
+        return cls(steps[usable], samples[usable], above[usable])
 
 
 @dataclass(frozen=True)

@@ -98,11 +98,9 @@ class InitScale(Rule):
         groups = by_root(outputs_of_weights(recording), lambda site: site.root)
         early = len(recording.steps) and recording.steps[0] <= self.first
         deep = any(len(sites) >= self.min_weights for _, sites in groups)
-        return (
-            None
-            if early or not deep
-            else Lack(self.code, f"measured step among the first {self.first}", 0, 1)
-        )
+        if early or not deep:
+            return None
+        return Lack(self.code, f"measured step among the first {self.first}", 0, 1)
 
     def _finding(
         self, recording: Recording, own: dict[SiteInfo, float], slope: float, steadiness: float

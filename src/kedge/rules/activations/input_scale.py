@@ -108,7 +108,9 @@ class InputScale(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured inputs; without float inputs there is nothing to judge."""
         samples = [entry.samples for entry in _entries(recording) if entry.samples]
-        return too_few(self.code, min(samples), self.min_samples) if samples else None
+        if not samples:
+            return None
+        return too_few(self.code, min(samples), self.min_samples)
 
     def _shown(self, recording: Recording, entry: _FirstWeight) -> list[str]:
         """Return the signs, in words, that the first layer's input is too large; empty if there are none."""
@@ -198,4 +200,6 @@ def _contrast(entry: _FirstWeight) -> float:
     """Return the first weight's relative gradient in units of the others'; NaN if either is unknown."""
     own, *others = (finite_median(row) for row in entry.weights.gradient)
     known = [value for value in others if np.isfinite(value) and value > 0]
-    return own / float(np.median(known)) if known else float("nan")
+    if known:
+        return own / float(np.median(known))
+    return float("nan")

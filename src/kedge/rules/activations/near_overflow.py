@@ -93,7 +93,9 @@ class NearOverflow(Rule):
         """Return the lack of measured steps."""
         lengths = recording.all_rows.lengths
         sites = [site for site in recording.sites if site.dtype in FORMATS and lengths[site.id]]
-        return too_few(self.code, measured(recording, sites), self.min_samples) if sites else None
+        if not sites:
+            return None
+        return too_few(self.code, measured(recording, sites), self.min_samples)
 
     def _limit(self, site: SiteInfo) -> float:
         """Return the magnitude above which a site is close to the limit of its format; infinite if it is not judged."""
@@ -107,7 +109,9 @@ class NearOverflow(Rule):
         form = FORMATS[first.site.dtype]
         step = first.first_step(first.values > self._limit(first.site))
         largest = float(first.values.max())
-        others = f"; also close: {counted(len(near) - 1, 'more site')}" if len(near) > 1 else ""
+        others = ""
+        if len(near) > 1:
+            others = f"; also close: {counted(len(near) - 1, 'more site')}"
         return Finding(
             code=self.code,
             severity=self.severity,
@@ -141,7 +145,9 @@ def _magnitudes(recording: Recording, site: SiteInfo) -> Course:
 
 def _varying(extreme: Floats) -> Floats:
     """Return an extreme; zeros in its place if it is the same in every step."""
-    return np.zeros_like(extreme) if len(extreme) and (extreme == extreme[0]).all() else extreme
+    if len(extreme) and (extreme == extreme[0]).all():
+        return np.zeros_like(extreme)
+    return extreme
 
 
 def _is_gradient(site: SiteInfo) -> bool:

@@ -103,19 +103,21 @@ class Saturated(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured shares; a model without such activations has nothing to judge."""
         have = max(map(len, _shares(recording)), default=None)
-        return None if have is None else too_few(self.code, have, self.min_samples)
+        if have is None:
+            return None
+        return too_few(self.code, have, self.min_samples)
 
     def _finding(self, courses: list[tuple[Course, float]]) -> Finding:
         course, usual = courses[0]
         site = course.site
         judged = min(len(course), self.window)
-        rate = "" if course.values[0] > self.share else " or learning rate"
+        rate = " or learning rate"
+        if course.values[0] > self.share:
+            rate = ""
         step = course.first_step(course.values > self.share)
-        others = (
-            f"; also saturated: {counted(len(courses) - 1, 'more activation')}"
-            if len(courses) > 1
-            else ""
-        )
+        others = ""
+        if len(courses) > 1:
+            others = f"; also saturated: {counted(len(courses) - 1, 'more activation')}"
         return Finding(
             code=self.code,
             severity=self.severity,

@@ -101,11 +101,9 @@ class ScaleDrift(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured outputs for both halves of the run."""
         sites = outputs_of_weights(recording)
-        return (
-            too_few(self.code, measured(recording, sites), 2 * self.min_samples - 1)
-            if sites
-            else None
-        )
+        if not sites:
+            return None
+        return too_few(self.code, measured(recording, sites), 2 * self.min_samples - 1)
 
     def _drift(self, site: SiteInfo, steps: Ints, scales: Floats) -> _Drift | None:
         course = Course(site, steps, scales).where(np.isfinite(scales))
@@ -116,14 +114,20 @@ class ScaleDrift(Rule):
         course = course.where(slice(None, None, -(-len(course) // _POINTS)))
         drift = _Drift(course, theil_sen(course.steps, course.values))
         fast = abs(drift.slope) * 1000 > self.slope and abs(drift.doublings) > self.doublings
-        return drift if fast and drift.bend <= self.straight * abs(drift.doublings) else None
+        if fast and drift.bend <= self.straight * abs(drift.doublings):
+            return drift
+        return None
 
     def _finding(self, own: list[_Drift]) -> Finding:
         worst, course = own[0], own[0].course
         start, end = 2 ** float(course.values[0]), 2 ** float(course.values[-1])
         first = int(course.steps[0])
-        changed = "grew" if worst.slope > 0 else "shrank"
-        others = f"; also drifting: {counted(len(own) - 1, 'more module')}" if len(own) > 1 else ""
+        changed = "shrank"
+        if worst.slope > 0:
+            changed = "grew"
+        others = ""
+        if len(own) > 1:
+            others = f"; also drifting: {counted(len(own) - 1, 'more module')}"
         return Finding(
             code=self.code,
             severity=self.severity,

@@ -38,4 +38,6 @@ def theil_sen(x: Floats | Ints, y: Floats) -> float:
         kept = np.linspace(0, len(x) - 1, _MOST_POINTS).astype(np.int64)
         x, y = x[kept], y[kept]
     i, j = np.triu_indices(len(x), k=1)
-    return float(np.median((y[j] - y[i]) / (x[j] - x[i]))) if len(i) else 0.0
+    if not len(i):
+        return 0.0
+    return float(np.median((y[j] - y[i]) / (x[j] - x[i])))

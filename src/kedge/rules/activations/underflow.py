@@ -107,10 +107,10 @@ class Underflow(Rule):
         histograms = rows.rows.held("exponents").lengths > 0
         drawn = rows.count(histograms | (rows.rows.level == FULL) & (rows.rows.sumsq == 0))
         known = [int(drawn[site.id]) for site in self._judged(recording) if rows.lengths[site.id]]
-        return (
-            too_few(self.code, max(known), self.min_samples, "steps with histograms of gradients")
-            if known
-            else None
+        if not known:
+            return None
+        return too_few(
+            self.code, max(known), self.min_samples, "steps with histograms of gradients"
         )
 
     def _judged(self, recording: Recording) -> Iterator[SiteInfo]:

@@ -129,7 +129,9 @@ class GradExplode(Rule):
         # Three quarters of a short run are its past, and the last samples have to stay above the
         # bar.
         need = -(-4 * self.min_history // 3) + self.sustained
-        return too_few(self.code, min(known), need) if any(known) else None
+        if not any(known):
+            return None
+        return too_few(self.code, min(known), need)
 
     def drawn(self, recording: Recording, finding: Finding) -> Sequence[str]:
         """Return the norm of the gradients, which the finding is about; its site has the largest share of it."""
@@ -139,7 +141,9 @@ class GradExplode(Rule):
 
     def _lag(self, norms: _Norms) -> float:
         """Return the number of steps between a sample and the end of its past."""
-        span = float(norms.steps[-1] - norms.steps[0]) if len(norms.steps) else 0.0
+        span = 0.0
+        if len(norms.steps):
+            span = float(norms.steps[-1] - norms.steps[0])
         return min(float(self.lag), span / 4)
 
     def _outgrown(self, norms: _Norms) -> tuple[int, float] | None:
@@ -160,7 +164,9 @@ class GradExplode(Rule):
         following = norms.total[at : at + self.sustained]
         if len(following) < self.sustained or not (following > bar).all():
             return False
-        return norms.change(at) > self.ruin if norms.taken else norms.harm(at) > self.harm
+        if norms.taken:
+            return norms.change(at) > self.ruin
+        return norms.harm(at) > self.harm
 
     def _runaway(self, norms: _Norms) -> tuple[int, float] | None:
         """Return the sample at which a norm that ended non-finite had grown far, and its bar."""
@@ -168,18 +174,18 @@ class GradExplode(Rule):
         if not norms.ends_badly or len(total) <= self.rising:
             return None
         falls = np.flatnonzero(~(np.diff(total) > 0))
-        start = int(falls[-1]) + 2 if len(falls) else 1
+        start = 1
+        if len(falls):
+            start = int(falls[-1]) + 2
         bar = (
             self.factor**2 * float(np.median(total[:start]))
             if np.isfinite(total[:start]).all()
             else np.inf
         )
         above = np.flatnonzero(total[start:] > bar)
-        return (
-            (start + int(above[0]), bar)
-            if len(total) - start >= self.rising and len(above)
-            else None
-        )
+        if len(total) - start >= self.rising and len(above):
+            return (start + int(above[0]), bar)
+        return None
 
     def _finding(
         self, norms: _Norms, at: int, bar: float, parts: dict[str, float | None]
@@ -187,7 +193,9 @@ class GradExplode(Rule):
         step, norm, harm = int(norms.steps[at]), norms.total[at], norms.harm(at)
         rest = norms.total[at:]
         largest = float(rest[np.isfinite(rest)].max())
-        fate = "and was not finite at the end" if norms.ends_badly else "and stayed above it"
+        fate = "and stayed above it"
+        if norms.ends_badly:
+            fate = "and was not finite at the end"
         return Finding(
             code=self.code,
             severity=self.severity,
@@ -278,7 +286,9 @@ class _Norms:
     def harm(self, at: int) -> float:
         """Return the largest update ratio from a sample on, infinite if none was recorded."""
         later = middle(self.weights.update)[self.weights.steps >= self.steps[at]]
-        return float(np.nanmax(later)) if np.isfinite(later).any() else np.inf
+        if np.isfinite(later).any():
+            return float(np.nanmax(later))
+        return np.inf
 
     def change(self, at: int) -> float:
         """Return the change of the weights' sizes around a step, from the last measured one before it to the next after it."""
@@ -319,4 +329,6 @@ def _steady(present: Bools) -> Bools:
     if not present.size:
         return np.ones(len(present), dtype=bool)
     kept = np.asarray(present.mean(axis=1) >= 0.9)
-    return kept if kept.any() else np.ones(len(present), dtype=bool)
+    if kept.any():
+        return kept
+    return np.ones(len(present), dtype=bool)

@@ -112,7 +112,9 @@ class GradVanish(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured gradients; a model with few weights has no depth to judge."""
         have = min((len(own.steps) for _, own in self._depths(recording)), default=None)
-        return None if have is None else too_few(self.code, have, self.min_samples)
+        if have is None:
+            return None
+        return too_few(self.code, have, self.min_samples)
 
     def _depths(self, recording: Recording) -> Iterator[tuple[int, WeightCourses]]:
         """Yield the weights with gradients of each root that is deep enough, in the last steps that have gradients."""

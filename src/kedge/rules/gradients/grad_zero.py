@@ -100,7 +100,9 @@ class GradZero(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured gradients; without gradients there is nothing to judge."""
         grads = recorded_gradients(recording)
-        return too_few(self.code, measured(recording, grads), self.samples) if grads else None
+        if not grads:
+            return None
+        return too_few(self.code, measured(recording, grads), self.samples)
 
     def _finding(
         self, recording: Recording, judged: dict[SiteInfo, _Zeros], zero: set[SiteInfo], enough: int
@@ -155,7 +157,9 @@ def _sources_of_zeros(recording: Recording, still: list[SiteInfo], later: list[S
             zero.append(site.name)
     says = ""
     if zero:
-        verb = "is" if len(zero) == 1 else "are"
+        verb = "are"
+        if len(zero) == 1:
+            verb = "is"
         says = f"{listed(zero, NAMED)} {verb} zero in every measured step: a product with it is zero, so initialise it. "
     states = [site.name for site in still if site.path.rpartition(".")[2].startswith("weight_hh")]
     if states:
@@ -219,16 +223,18 @@ class _Zeros:
 
 
 def _gradients(number: int) -> str:
-    return (
-        "The gradient of one parameter was"
-        if number == 1
-        else f"The gradients of {number} parameters were"
-    )
+    if number == 1:
+        return "The gradient of one parameter was"
+    return f"The gradients of {number} parameters were"
 
 
 def _rest(number: int) -> str:
-    return f" and {number - NAMED} before them" if number > NAMED else ""
+    if number > NAMED:
+        return f" and {number - NAMED} before them"
+    return ""
 
 
 def _nearer(site: SiteInfo | None) -> str:
-    return f" {site.name}, nearer to the loss, gets a gradient." if site else ""
+    if not site:
+        return ""
+    return f" {site.name}, nearer to the loss, gets a gradient."

@@ -82,7 +82,9 @@ class GradsKept(Rule):
         """Return the lack of measured gradients; without gradients there is nothing to judge."""
         grads = recorded_gradients(recording)
         # A kept gradient shows from the second measured step on.
-        return too_few(self.code, measured(recording, grads), self.in_a_row + 1) if grads else None
+        if not grads:
+            return None
+        return too_few(self.code, measured(recording, grads), self.in_a_row + 1)
 
     def _counts(self, event: GradsKeptEvent) -> bool:
         return event.checked > 0 and event.kept >= self.share * event.checked
@@ -114,7 +116,9 @@ class GradsKept(Rule):
         model = names_of(recording, roots)
         by = "the optimizer" if optimizer is None else optimizer.type
         shares = [event.kept / event.checked for event in seen]
-        text = site.site if site is not None else "param.grad"
+        text = "param.grad"
+        if site is not None:
+            text = site.site
         return Finding(
             code=self.code,
             severity=self.severity,

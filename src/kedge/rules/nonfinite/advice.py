@@ -232,7 +232,9 @@ class OperationAdvice:
             form = _MASKED_ATTENTION if self.type == "MultiheadAttention" else _NO_OVERFLOW
             return form.format(name=self.name, largest=self.largest)
 
-        small = "by their initialisation" if self.first else "a lower learning rate, weight decay"
+        small = "a lower learning rate, weight decay"
+        if self.first:
+            small = "by their initialisation"
         return _OVERFLOW.format(
             name=self.name, dtype=self.dtype, figures=self._headroom(), wider=wider, small=small
         )
@@ -241,8 +243,12 @@ class OperationAdvice:
         """Return what to do if the backward of sums of products made it; empty for other operations."""
         if not self.multiplies:
             return ""
-        wider = ", or use bfloat16 instead of float16" if self.dtype in _NARROW else ""
-        lower = "" if self.first else ", lower the learning rate"
+        wider = ""
+        if self.dtype in _NARROW:
+            wider = ", or use bfloat16 instead of float16"
+        lower = ", lower the learning rate"
+        if self.first:
+            lower = ""
         return _OVERFLOW_BACK.format(name=self.name, dtype=self.dtype, wider=wider, lower=lower)
 
     def _headroom(self) -> str:
@@ -261,7 +267,9 @@ class OperationAdvice:
 
 def range_advice(name: str, *, are_shown: bool) -> str:
     """Return the advice for any operation, without its first word; whether its inputs are in the evidence."""
-    inputs = "the inputs in the evidence" if are_shown else "its inputs"
+    inputs = "its inputs"
+    if are_shown:
+        inputs = "the inputs in the evidence"
     return f"{name}, look at the range of {inputs}: {_ANY_OPERATION}."
 
 
@@ -293,4 +301,6 @@ def domain_remedy(
     if condition and not is_certain:
         return f"If {condition.format(name=name)}, {remedy}"
     is_name = remedy.startswith("exp")
-    return remedy if is_name else remedy[0].upper() + remedy[1:]
+    if is_name:
+        return remedy
+    return remedy[0].upper() + remedy[1:]

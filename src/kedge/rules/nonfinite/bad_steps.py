@@ -69,7 +69,9 @@ class BadStep:
     def are_finite(self, sites: Iterable[int]) -> bool | None:
         """Whether all of some sites were finite; None if none of them has a row."""
         known = [self.states[site] for site in sites if self.states[site] != ABSENT]
-        return bool(max(known) == FINITE) if known else None
+        if not known:
+            return None
+        return bool(max(known) == FINITE)
 
     def nonfinite(self, sites: Iterable[int]) -> list[int]:
         """Return those of some sites that were not finite."""
@@ -186,7 +188,9 @@ def _state_of_input(wiring: Wiring, states: States, module: ModuleSites, site: i
     state = max(int(states[source]) for source in known)
     spoiled = any(states[out] > FINITE for m in between for out in m.outs)
     unknown = any(states[source] == ABSENT for source in known) or (spoiled and state == FINITE)
-    return ABSENT if unknown else state
+    if unknown:
+        return ABSENT
+    return state
 
 
 def judged(recording: Recording) -> tuple[list[SiteInfo], list[SiteInfo]]:

@@ -123,7 +123,9 @@ class KeptCall:
             return self.event.module
         owner, _, kind = self.text.rpartition(":")
         owner = unescape(owner)
-        return owner if kind == "out" else owner.rpartition(".")[0]
+        if kind == "out":
+            return owner
+        return owner.rpartition(".")[0]
 
     @property
     def in_backward(self) -> bool:
@@ -201,14 +203,18 @@ class Producer:
             return "entry"
         if self.event.where == "backward":
             return "backward"
-        return "loss" if self.module == "" else "forward"
+        if self.module == "":
+            return "loss"
+        return "forward"
 
     @property
     def certainty(self) -> Certainty:
         """Whether the graph showed it with its inputs, or only that no other operation is likely to have made it."""
         if self.among:
             return "among"
-        return "seen" if self.event.certain else "inferred"
+        if self.event.certain:
+            return "seen"
+        return "inferred"
 
 
 def with_kept_calls(

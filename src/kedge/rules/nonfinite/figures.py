@@ -131,7 +131,9 @@ class Figures:
     def name(self) -> str:
         """The name of the module that made the value, or that holds the operation that did."""
         module = self.sighting.module
-        return "the program" if module is None else name_of(module)
+        if module is None:
+            return "the program"
+        return name_of(module)
 
     @property
     def dtype(self) -> str:
@@ -161,7 +163,9 @@ class Figures:
         if site.kind == LOSS:
             return maker_at(self._recording, site, self._step)[0]
         if sighting.place == "forward" and sighting.certainty == "between":
-            return None if site.kind.startswith("out") else site.node
+            if site.kind.startswith("out"):
+                return None
+            return site.node
         module = sighting.module
         if module is None or sighting.bad_step.full:
             return site.node
@@ -170,7 +174,9 @@ class Figures:
         sources = [source for source in module.sources if source is not None]
         given = {self.wiring.sites[source].node for source in sources}
         is_other = site.node in given or self.wiring.returned(module) is not None
-        return None if is_other else site.node
+        if is_other:
+            return None
+        return site.node
 
     def unmeasured(self) -> list[ModuleSites]:
         """Return the modules inside that of the birth whose output has no row, as in a step that is not measured."""
@@ -190,7 +196,9 @@ class Figures:
         kind, count = self.kind(), row.count
         if not row.nonfinite:
             return kind
-        infinite = row.nonfinite - row.nan if row.nan else 0
+        infinite = 0
+        if row.nan:
+            infinite = row.nonfinite - row.nan
         if not infinite:
             return f"{kind} ({row.nonfinite} of {count} elements)"
         beside = "an infinity" if infinite == 1 else f"{infinite} infinities"
@@ -211,7 +219,9 @@ class Figures:
             return "-inf"
         if above:
             return "inf"
-        return "infinities" if rows.nonfinite[at] > 0 else "an infinite norm"
+        if rows.nonfinite[at] > 0:
+            return "infinities"
+        return "an infinite norm"
 
     def row(self) -> _Row:
         """Return the figures of the site in the step, or in the last one before it."""
@@ -244,7 +254,9 @@ class Figures:
         module = self.sighting.module
         for site in () if module is None else module.params:
             rows = self._rows(site)
-            norm = np.sqrt(rows.sumsq[_latest(rows, self._step)]) if len(rows) else 0.0
+            norm = 0.0
+            if len(rows):
+                norm = np.sqrt(rows.sumsq[_latest(rows, self._step)])
             if not 0 < norm < np.inf:
                 return 0.0
             norms.append(float(norm))
@@ -352,7 +364,9 @@ def long_step(recording: Recording, step: int) -> tuple[str, float, int] | None:
         if size and change is not None:
             found.append((change / size, param.path))
     ratio, path = max(found, default=(0.0, ""))
-    return (path, ratio, last) if ratio > _LONG else None
+    if ratio > _LONG:
+        return (path, ratio, last)
+    return None
 
 
 def _growth(recording: Recording, site: SiteInfo, step: int) -> Growth | None:
@@ -362,7 +376,9 @@ def _growth(recording: Recording, site: SiteInfo, step: int) -> Growth | None:
     size = rows.statistic("rms")[until]
     if len(size) < 2 or not _SMALL < size[0] < np.inf or not size[-1] > _GROWN * size[0]:
         return None
-    words = f"{size[-1]:.2g}" if np.isfinite(size[-1]) else "more than 1e19"
+    words = "more than 1e19"
+    if np.isfinite(size[-1]):
+        words = f"{size[-1]:.2g}"
     return Growth(
         site=site.site,
         first=int(rows.step[until[0]]),
@@ -382,7 +398,9 @@ def _latest(rows: Rows, step: int) -> int:
 def _at(rows: Rows, step: int) -> int | None:
     """Return the index of the row of a step; None if there is none."""
     found = np.flatnonzero(rows.step == step)
-    return int(found[0]) if len(found) else None
+    if not len(found):
+        return None
+    return int(found[0])
 
 
 def _row(rows: Rows, at: int) -> _Row:
@@ -402,4 +420,6 @@ def _finite_rms(rows: Rows, step: int) -> float | None:
     """Return the rms of the row of one step; None if there is none, or if it is not finite."""
     at = _at(rows, step)
     size = None if at is None else float(rows.statistic("rms")[at])
-    return size if size is not None and np.isfinite(size) else None
+    if size is not None and np.isfinite(size):
+        return size
+    return None

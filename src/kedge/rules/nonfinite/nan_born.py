@@ -133,7 +133,9 @@ class NanBorn(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of any recorded step; a single one can be judged."""
         recorded = any(len(recording.rows(site)) for site in recording.sites)
-        return None if recorded else Lack(self.code, "recorded step", 0, 1)
+        if recorded:
+            return None
+        return Lack(self.code, "recorded step", 0, 1)
 
     def drawn(self, recording: Recording, finding: Finding) -> Sequence[str]:  # noqa: ARG002 - its evidence says it
         """Return the site, and those with finite values next to it."""
@@ -236,31 +238,43 @@ def _severity(recording: Recording, sighting: Sighting, recovered: bool) -> Seve
     gradients, returned = judged(recording)
     gradient_sites = [site.id for site in gradients]
     if sighting.shown_first is not None:
-        return "warning" if recovered else "error"
+        if recovered:
+            return "warning"
+        return "error"
     if place == "loss":
         # With finite gradients the optimizer has trained on such a loss, and nothing else of the
         # run shows it. Those of a pass whose step a scaler has skipped are known at the outputs
         # alone.
         outputs = [site.id for site in recording.of_kind("out.grad")]
         is_spoiled = bad_step.are_finite([*gradient_sites, *outputs]) is False
-        return "warning" if recovered and is_spoiled else "error"
+        if recovered and is_spoiled:
+            return "warning"
+        return "error"
     if place in ("written", "optimizer", "parameter", "unseen"):
-        return "warning" if recovered else "error"
+        if recovered:
+            return "warning"
+        return "error"
     if place == "backward":
         is_half = any(site.dtype == "float16" for site in recording.sites)
         if recovered or (is_half and not _stepped(recording, bad_step)):
-            return "info" if is_half else "warning"
+            if is_half:
+                return "info"
+            return "warning"
         return "error"
 
     if (bad_step.states == NAN).any():
-        return "warning" if bad_step.sound else "error"
+        if bad_step.sound:
+            return "warning"
+        return "error"
     if bad_step.sound:
         return None
     reached = bad_step.nonfinite([*gradient_sites, *(site.id for site in returned)])
     if not reached:
         return "info"
     is_trained = bad_step.are_finite(gradient_sites) is not None
-    return "error" if is_trained or _above(recording, bad_step, reached) else "warning"
+    if is_trained or _above(recording, bad_step, reached):
+        return "error"
+    return "warning"
 
 
 def _stepped(recording: Recording, bad_step: BadStep) -> bool:

@@ -134,7 +134,9 @@ class Search:
             return forward
 
         other = self._written() or self._in_parameter() or self._in_update()
-        return [other] if other else []
+        if not other:
+            return []
+        return [other]
 
     # The forward
 
@@ -219,8 +221,12 @@ class Search:
         """Return how sure it is that a module's inputs were finite; None if they were not."""
         finite = self.bad_step.are_finite(module.ins)
         if finite is not None:
-            sure = 1.0 if self.bad_step.full else 0.9
-            return sure if finite else None
+            sure = 0.9
+            if self.bad_step.full:
+                sure = 1.0
+            if not finite:
+                return None
+            return sure
 
         known = [source for source in module.sources if source is not None]
         seen = bool(known) and all(self.bad_step.states[source] == FINITE for source in known)
@@ -228,7 +234,9 @@ class Search:
         after = max(known) if complete else -1
         if self.bad_step.nonfinite(known) or self._bad_before(module, after):
             return None
-        return 0.9 if complete else 0.7
+        if complete:
+            return 0.9
+        return 0.7
 
     def _bad_before(self, module: ModuleSites, after: int = -1) -> bool:
         """Whether an output was not finite before a module was entered, and after some place in the flow."""
@@ -267,7 +275,9 @@ class Search:
         inner = max(spoiled, key=lambda m: m.position, default=None)
         if inner and (last is None or inner.position > last.position):
             return self._of_parameter(inner)
-        return self._of_output(last) if last else None
+        if not last:
+            return None
+        return self._of_output(last)
 
     def _of_parameter(self, module: ModuleSites) -> Sighting:
         """Return the birth of a parameter's gradient, in a module whose output's gradient was finite or is not recorded."""
@@ -309,7 +319,9 @@ class Search:
         suspects = [m for m in able if not self._cannot_overflow_backward(m)]
         holders = self._operating_beside(same, users)
         if not suspects:
-            sure = 0.8 if holders else 0.6
+            sure = 0.6
+            if holders:
+                sure = 0.8
             holder = next(iter(holders or self.wiring.ancestors(same)), None)
             return self._sighting(
                 "backward", "inferred", site, holder, near, sure, cleared=tuple(able)
@@ -545,7 +557,9 @@ class Search:
         rows = self.wiring.recording.rows(self.wiring.sites[site])
         at = np.flatnonzero(rows.step == self.bad_step.step)
         size = math.sqrt(rows.sumsq[at[0]]) if len(at) else math.inf
-        return size if math.isfinite(size) else math.inf
+        if math.isfinite(size):
+            return size
+        return math.inf
 
     # Sites
 

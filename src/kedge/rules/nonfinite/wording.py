@@ -309,7 +309,9 @@ class _RowWords:
         known = [site.id for site in self.recording.of_kind("out")]
         if bad_step.are_finite(known):
             outputs = ", while the outputs were finite"
-        spread = "" if bad_step.full else ", and clipping by norm spreads it to all gradients"
+        spread = ", and clipping by norm spreads it to all gradients"
+        if bad_step.full:
+            spread = ""
         return self._form().format(
             site=figures.site.site,
             value=figures.value(),
@@ -339,7 +341,9 @@ class _RowWords:
         if place == ("backward", "among") and not near:
             return _OF_USERS
         if place == ("backward", "between") and bad_step.in_backward:
-            return _OF_A_FINITE_LOSS if near else _ALL_OF_A_FINITE_LOSS
+            if near:
+                return _OF_A_FINITE_LOSS
+            return _ALL_OF_A_FINITE_LOSS
         if place == ("backward", "between") and not near:
             return _ALL_GRADIENTS
         if place == ("forward", "between") and not near:
@@ -358,7 +362,9 @@ class _RowWords:
             return ""
         function = source.function
         if place == "loss":
-            inside = f", in {function}" if function else ""
+            inside = ""
+            if function:
+                inside = f", in {function}"
             called = f"backward() is called on it at {line_of(source)}{inside}"
         elif place == "entry" or (place == "forward" and certainty == "between"):
             called = f"The result goes in at {line_of(source)}, in {function}"
@@ -373,21 +379,23 @@ class _RowWords:
         if module is None:
             return ""
         is_one = (len(module.ins) or len(module.sources)) <= 1
-        given = "input was" if is_one else "inputs were"
+        given = "inputs were"
+        if is_one:
+            given = "input was"
         if self.sighting.sure < 0.8:
             return f"{given.split(maxsplit=1)[0]} and parameters were finite, as far as they were watched"
         params = [site for m in (module, *self.wiring.inside(module)) for site in m.params]
         beyond = [self.wiring.text(s) for s in params if self.figures.is_beyond_range(s)]
         if beyond:
-            were = "were" if len(beyond) > 1 else "was"
+            were = "was"
+            if len(beyond) > 1:
+                were = "were"
             return f"{given} finite, and {listed(beyond)} {were} beyond 1e19 or infinite"
         if self.sighting.stale:
             return f"{given} finite, and so were its parameters when they were last recorded"
-        return (
-            f"{given.split(maxsplit=1)[0]} and parameters were finite"
-            if params
-            else f"{given} finite"
-        )
+        if params:
+            return f"{given.split(maxsplit=1)[0]} and parameters were finite"
+        return f"{given} finite"
 
     def _others(self) -> str:
         """Return a list of other users of the value: modules, and operations of containers' own forwards."""
@@ -417,7 +425,9 @@ class _RowWords:
         end = min((owner.position for owner in owners), default=len(wiring.sites))
         inside = [m for m in wiring if module.position < m.position < end]
         bare = [name_of(m) for m in inside if not m.params and not wiring.inside(m)]
-        return f", such as that of {listed(bare[:NAMED])}" if bare else ""
+        if not bare:
+            return ""
+        return f", such as that of {listed(bare[:NAMED])}"
 
     # A step of which only gradients are recorded; see Note [Guarded] in `...nonfinite.search`
 
@@ -470,8 +480,12 @@ class _RowWords:
             if bad_step.states[loss.id] > FINITE:
                 node, source = maker_at(self.recording, loss, bad_step.step)
                 name = recorded_name(node)
-                maker = f" (made by {name})" if name else ""
-                line = f", on which {line_of(source)} calls backward()" if source else ""
+                maker = ""
+                if name:
+                    maker = f" (made by {name})"
+                line = ""
+                if source:
+                    line = f", on which {line_of(source)} calls backward()"
                 return (
                     f"{loss.site}{maker}{line}, was not finite either: a forward, an "
                     "optimizer's step or the loss itself"
@@ -504,7 +518,9 @@ class _RowWords:
         if place == "forward" and certainty != "unknown":
             return self._operation().advice() + uncompiled(self.recording)
         if place == "backward":
-            scaled = _SCALED if figures.dtype == "float16" else ""
+            scaled = ""
+            if figures.dtype == "float16":
+                scaled = _SCALED
             return scaled + self._remedy_of_backward()
         return self._remedy_of_place()
 
@@ -512,7 +528,9 @@ class _RowWords:
         sizes = self.figures.of_update()
         words = zip(("its rms was", "its gradient's"), sizes, strict=True)
         known = [f"{word} {size:.2g}" for word, size in words if size is not None]
-        figures = f" ({', '.join(known)})" if known else ""
+        figures = ""
+        if known:
+            figures = f" ({', '.join(known)})"
         is_usual = all(size is not None and size < VAST for size in sizes)
         if is_usual and self.figures.kind() == "NaN":
             return _UPDATED_TO_NAN.format(figures=figures)
@@ -617,16 +635,22 @@ def _signs_of_large_steps(recording: Recording, step: int) -> str:
     if risen:
         return risen
     long = long_step(recording, step)
-    return _LONG_STEP.format(*long) if long else ""
+    if not long:
+        return ""
+    return _LONG_STEP.format(*long)
 
 
 def _risen(recording: Recording, step: int) -> str:
     risen = risen_gradients(recording, step)
-    return _RISEN.format(*risen) if risen else ""
+    if not risen:
+        return ""
+    return _RISEN.format(*risen)
 
 
 def _to_name(what: str, command: str) -> str:
-    return f' To have {what} named, run "{command}".' if command else ""
+    if not command:
+        return ""
+    return f' To have {what} named, run "{command}".'
 
 
 def _went_on(birth: Birth) -> str:
@@ -661,7 +685,9 @@ class _KeptCallWords:
         if source:
             function = f"{source.function}{quoted(source.text)}"
             line = f" {call.name} is called at {line_of(source)}, in {function}."
-        gradient = "gradient " if call.in_backward else ""
+        gradient = ""
+        if call.in_backward:
+            gradient = "gradient "
         return (
             f"{call.text} was the first {gradient}to contain {value_of(self.call)}, "
             f"at step {call.step}: --dump checks every value and found it; {rows}. "
@@ -679,10 +705,14 @@ class _KeptCallWords:
         """Return a sentence about the operations that made it, in their order; empty if they are not known."""
         made = []
         for bad in self.call.operations:
-            place = f" ({line_of(bad)})" if bad.file else ""
+            place = ""
+            if bad.file:
+                place = f" ({line_of(bad)})"
             value = VALUES[bad.value]
             made.append(f"{value} in the operation {bad.site}{place}{quoted(bad.text)}")
-        return f" Run again by itself, that call makes {', then '.join(made)}." if made else ""
+        if not made:
+            return ""
+        return f" Run again by itself, that call makes {', then '.join(made)}."
 
     def remedy(self) -> str:
         """Return what to do if the rows show no place."""
@@ -759,22 +789,32 @@ class _ProducerWords:
             return f"it came from outside the model, with the batch; {event.detail}"
         if producer.among:
             return self._one_of()
-        sure = "" if producer.certainty == "seen" else "probably "
+        sure = "probably "
+        if producer.certainty == "seen":
+            sure = ""
         maker = producer.name
         if producer.place == "backward":
             maker = f"the backward of {maker}"
         inside = ""
         if producer.module is not None:
-            inside = f", in {producer.module}" if producer.module else ", outside of modules"
-        line = f", at {line_of(event)}" if event.file else ""
-        detail = f"; {event.detail}" if event.detail else ""
+            inside = ", outside of modules"
+            if producer.module:
+                inside = f", in {producer.module}"
+        line = ""
+        if event.file:
+            line = f", at {line_of(event)}"
+        detail = ""
+        if event.detail:
+            detail = f"; {event.detail}"
         return f"{sure}{maker} made it{inside}{line}{quoted(event.text)}{detail}"
 
     def _one_of(self) -> str:
         """Return a clause that lists the operations that may have made it, each line of the program once."""
         by_line: dict[str, list[str]] = {}
         for possible in self.producer.among:
-            line = f" at {line_of(possible)}" if possible.file else ""
+            line = ""
+            if possible.file:
+                line = f" at {line_of(possible)}"
             by_line.setdefault(line, []).append(possible.operation)
         places = "; ".join(", ".join(names) + line for line, names in by_line.items())
         number = self.producer.event.of
@@ -786,7 +826,9 @@ class _ProducerWords:
                 f"the backward of one of {these} can have made it, whose inputs were "
                 f"not seen: {places}"
             )
-        detail = f"; {self.producer.event.detail}" if self.producer.event.detail else ""
+        detail = ""
+        if self.producer.event.detail:
+            detail = f"; {self.producer.event.detail}"
         if are_all:
             return f"one of these made it, in their order: {places}{detail}"
         return (
@@ -836,9 +878,9 @@ class _ProducerWords:
         if advice.multiplies:
             return advice.advice()
         printed = f"Print the inputs of {name} in step {producer.step}"
-        return (
-            f"{printed}: they are finite, and its result is not." if is_certain else f"{printed}."
-        )
+        if is_certain:
+            return f"{printed}: they are finite, and its result is not."
+        return f"{printed}."
 
     def _to_be_certain(self) -> str:
         """Return how to have the operation named: --dump keeps calls of modules."""
@@ -847,7 +889,9 @@ class _ProducerWords:
         is_kept = bool(self.recording.of(DumpEvent))
         if producer.certainty == "seen" or is_kept or (producer.module and not command):
             return ""
-        run = f'run "{command}"' if command else "run it again with --dump"
+        run = "run it again with --dump"
+        if command:
+            run = f'run "{command}"'
         is_outside = self.birth.place == "loss" or producer.module == "" or not command
         if producer.module:
             return f" To have the operation named for certain, {run}."
@@ -874,11 +918,9 @@ class _EndWords:
         birth, exam = self.birth, self.birth.exam
         if exam is None:
             often = f", as in {counted(birth.times, 'recorded step')} in all"
-            end = (
-                " It was finite again later."
-                if birth.recovered
-                else " It is not finite at the end."
-            )
+            end = " It is not finite at the end."
+            if birth.recovered:
+                end = " It was finite again later."
             return (
                 f"{birth.site} was not finite at step "
                 f"{birth.step}{often if birth.times > 1 else ''}; what made it was "
@@ -894,10 +936,16 @@ class _EndWords:
         more = exam.count - 1
         also = ""
         if more:
-            were = "were" if more > 1 else "was"
-            rest = f" and {more - NAMED_AT_END} more" if more > NAMED_AT_END else ""
+            were = "was"
+            if more > 1:
+                were = "were"
+            rest = ""
+            if more > NAMED_AT_END:
+                rest = f" and {more - NAMED_AT_END} more"
             also = f", and so {were} {listed(others_at_end(exam))}{rest}"
-        kind = "parameter" if worst.of == "param" else "buffer"
+        kind = "buffer"
+        if worst.of == "param":
+            kind = "parameter"
         return (
             f"The {kind} {worst.path} was not finite at the end of its training "
             f"({' and '.join(amounts)}){also}. {self._since()}"

@@ -170,7 +170,9 @@ class NotOptimized(Rule):
         names = [escape(name) for name in event.unheld]
         loud = [escape(name) for name in event.unheld if name in event.graded]
         shown, model = loud or names, names_of(recording, [root])
-        verb = "are" if len(shown) > 1 else "is"
+        verb = "is"
+        if len(shown) > 1:
+            verb = "are"
         got = f"; {'they get' if len(shown) > 1 else 'it gets'} gradients but never {'change' if len(shown) > 1 else 'changes'}"
         return self._finding(
             "warning" if loud and not fixed else "info",
@@ -241,7 +243,9 @@ class NotOptimized(Rule):
             )
 
     def _foreign(self, number: int) -> Finding:
-        held = f"{number:,} parameters that belong" if number != 1 else "a parameter that belongs"
+        held = "a parameter that belongs"
+        if number != 1:
+            held = f"{number:,} parameters that belong"
         return Finding(
             code=self.code,
             severity="info",

@@ -201,7 +201,9 @@ class _Beginning(Course):
         values = np.where(np.isfinite(values), values, np.inf)
         early = cls(loss.site, loss.rows.step, values).where(loss.rows.step <= 2 * soon)
         usable = len(early) > 1 and early.steps[0] <= 1 and np.isfinite(early.first)
-        return early if usable else None
+        if not usable:
+            return None
+        return early
 
     @property
     def first(self) -> float:
@@ -216,12 +218,16 @@ class _Beginning(Course):
     def risen(self, jump: float) -> int | None:
         """Return the step of the second value that is a multiple of the first; None if there is none."""
         high = np.flatnonzero((self.values >= jump * self.first) & (self.values > 0))
-        return int(self.steps[high[1]]) if len(high) > 1 and self.first > 0 else None
+        if len(high) > 1 and self.first > 0:
+            return int(self.steps[high[1]])
+        return None
 
     def height(self, step: int) -> float:
         """Return the highest value from a step to a few steps later."""
         near = self.values[(self.steps >= step) & (self.steps <= step + 3)]
-        return float(near.max()) if len(near) else float(self.values[-1])
+        if len(near):
+            return float(near.max())
+        return float(self.values[-1])
 
 
 def _growth(own: WeightCourses) -> Floats:
@@ -245,7 +251,9 @@ def _reached(large: np.ndarray, steps: Ints, needed: int) -> int | None:
     """Return the step by which enough weights had been overwritten at some time; None if that did not happen."""
     so_far = np.logical_or.accumulate(large, axis=1).sum(axis=0)
     enough = np.flatnonzero(so_far >= needed)
-    return int(steps[enough[0]]) + 1 if len(enough) else None
+    if not len(enough):
+        return None
+    return int(steps[enough[0]]) + 1
 
 
 def _is_updated(weight: Weight) -> bool:

@@ -321,11 +321,9 @@ def _behind(end: PathEnd) -> _Silence:
     if end.after is not None:
         before = _named(end.after)
         reached = f"{before} after it got a gradient"
-    without = (
-        f"; {_named(end.without)}, next, returned a value without a graph"
-        if end.without is not None
-        else ""
-    )
+    without = ""
+    if end.without is not None:
+        without = f"; {_named(end.without)}, next, returned a value without a graph"
     return _Silence(
         f"the modules ran, but the path from the loss ends after {last}: {reached}, "
         f"and {last} got none{without}",

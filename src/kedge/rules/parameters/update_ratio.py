@@ -107,9 +107,9 @@ class UpdateRatio(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured updates; a recording without weights has nothing to judge."""
         updates = [w.update for w in weights(recording) if w.update is not None]
-        return (
-            too_few(self.code, measured(recording, updates), self.min_samples) if updates else None
-        )
+        if not updates:
+            return None
+        return too_few(self.code, measured(recording, updates), self.min_samples)
 
     def _too_large(self, own: WeightCourses) -> Iterator[Finding]:
         from_zero = ~(first_finites(own.size) >= FROM_ZERO)  # also those without a size

@@ -102,10 +102,14 @@ def maker_at(
     calls = rows.calls[rows.step == step]
     nodes = {node for node, _ in before}
     is_one = len(nodes) == 1 or not (calls > 1).any()
-    return made if is_one else (None, made[1])
+    if is_one:
+        return made
+    return (None, made[1])
 
 
 def whole_steps(amounts: Ints) -> Bools:
     """Return which steps have the usual number of calls or elements; all, if most steps differ."""
     usual = np.asarray(amounts == np.median(amounts)) if len(amounts) else np.zeros(0, dtype=bool)
-    return usual if usual.sum() > len(amounts) / 2 else np.ones(len(amounts), dtype=bool)
+    if usual.sum() > len(amounts) / 2:
+        return usual
+    return np.ones(len(amounts), dtype=bool)

@@ -12,7 +12,9 @@ T = TypeVar("T")
 
 def root_path(recording: Recording, root: int) -> str:
     """Return the path of a root; empty for the first one, and for an unknown one."""
-    return recording.roots[root].prefix if 0 <= root < len(recording.roots) else ""
+    if 0 <= root < len(recording.roots):
+        return recording.roots[root].prefix
+    return ""
 
 
 def root_paths(recording: Recording) -> frozenset[str]:
@@ -26,7 +28,9 @@ def root_of(recording: Recording, path: str) -> int:
         return 0
     fitting = [i for i, root in enumerate(recording.roots) if within(path, root.prefix)]
     found = max(fitting, key=lambda i: len(recording.roots[i].prefix), default=-1)
-    return found if found >= 0 and _holds(recording.roots[found], path) else -1
+    if found >= 0 and _holds(recording.roots[found], path):
+        return found
+    return -1
 
 
 def names_of(recording: Recording, roots: Iterable[int]) -> str:

@@ -54,7 +54,9 @@ def steps_of_training(recording: Recording, root: int) -> Ints:
     lengths = recording.all_rows.lengths
     if not any(lengths[site.id] for site in recording.of_kind("param.grad")):
         return recording.steps
-    return np.intersect1d(graded, stepped) if len(stepped) else graded
+    if len(stepped):
+        return np.intersect1d(graded, stepped)
+    return graded
 
 
 def _measured(recording: Recording, root: int, kind: str) -> Ints:

@@ -82,7 +82,9 @@ class BatchOfOne(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured steps; a model without batch statistics has none to judge."""
         sites = _normalised(recording) if trains(recording) else []
-        return too_few(self.code, measured(recording, sites), 1) if sites else None
+        if not sites:
+            return None
+        return too_few(self.code, measured(recording, sites), 1)
 
     def _finding(self, found: list[tuple[SiteInfo, Ints]]) -> Finding:
         paths = [site.name for site, _ in found]

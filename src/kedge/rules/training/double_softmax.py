@@ -150,7 +150,9 @@ def _judged(chain: Sequence[str]) -> tuple[Severity | None, str, str]:
     """Return the severity of a chain of operations, its description, and the remedy."""
     kept = [name for name in chain if name not in _RESHAPES]
     for at, (name, before) in enumerate(pairwise(kept)):
-        further = kept[at + 2] if at + 2 < len(kept) else ""
+        further = ""
+        if at + 2 < len(kept):
+            further = kept[at + 2]
         if name == "log_softmax" and before in ("softmax", "sigmoid"):
             says = f"applies log_softmax to the output of {before}"
             return "warning", says, _TAKE_OUT.format(name=before)
@@ -173,4 +175,6 @@ def _judged(chain: Sequence[str]) -> tuple[Severity | None, str, str]:
 
 
 def _line(site: SiteInfo | None) -> str:
-    return f" at {line_of(site.source)}" if site is not None and site.source else ""
+    if site is not None and site.source:
+        return f" at {line_of(site.source)}"
+    return ""

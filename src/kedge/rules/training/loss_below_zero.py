@@ -108,7 +108,9 @@ class LossBelowZero(Rule):
 
     def _finding(self, loss: Loss, below: Bools, name: str, *, turned: bool) -> Finding:
         first, source = int(loss.steps[below.argmax()]), loss.site.source
-        where = f" at {line_of(source)}" if source else ""
+        where = ""
+        if source:
+            where = f" at {line_of(source)}"
         least = float(loss.values.min())
         count = f"in {int(below.sum())} of {len(below)} steps (first in step {first}, lowest value {least:.3g})"
         head = f"The loss ({loss.site.site}{where})"
@@ -143,7 +145,9 @@ def _behind(chain: Sequence[str]) -> str | None:
     for at, name in enumerate(chain):
         loss = "nll_loss" if name.startswith("nll_loss") else name  # images have nll_loss2d
         if loss in _GIVEN:
-            return None if loss == "nll_loss" and _is_weighed(chain[at + 1 :]) else sign + loss
+            if loss == "nll_loss" and _is_weighed(chain[at + 1 :]):
+                return None
+            return sign + loss
         if name == "neg" and not sign:
             sign = "-"
         elif name not in _KEEPS:

@@ -139,10 +139,14 @@ class NoLearning(Rule):
         if classes is not None and self._at_chance(recording, loss):
             level = math.log(classes)
             is_worse = last > _WORSE * level
-            verb = "is above" if is_worse else "is"
+            verb = "is"
+            if is_worse:
+                verb = "is above"
             chance = f", which {verb} chance for {classes} classes (log {classes} = {level:.3g})"
         step, end = int(loss.steps[-1]), recording.end
-        run = (end.steps or 0) if end is not None else 0
+        run = 0
+        if end is not None:
+            run = end.steps or 0
         ended = f"ended at {last:.4g}"
         if run - 1 - step > run // _CUT_SHORT:
             ended = f"was {last:.4g} by step {step:,}, the last of {run:,} steps in which it was recorded"
@@ -201,8 +205,12 @@ def _classes(recording: Recording, loss: Loss) -> int | None:
         return None
     head = root_path(recording, roots[0])
     shapes = [site.shape for site in recording.of_kind("out") if site.path == head]
-    classes = shapes[0][-1] if len(shapes) == 1 and len(shapes[0]) == 2 else 0
-    return classes if classes > 1 else None
+    classes = 0
+    if len(shapes) == 1 and len(shapes[0]) == 2:
+        classes = shapes[0][-1]
+    if classes > 1:
+        return classes
+    return None
 
 
 def _is_over_classes(recording: Recording, loss: Loss) -> bool:

@@ -130,11 +130,9 @@ class Spike(Rule):
         courses: list[Course] = [*losses(recording)]
         courses += [_norm(recording, site) for site in recording.of_kind("grad.norm")]
         known = [len(course) for course in courses]
-        return (
-            too_few(self.code, max(known), self.min_history + 1, "steps with a loss")
-            if known
-            else None
-        )
+        if not known:
+            return None
+        return too_few(self.code, max(known), self.min_history + 1, "steps with a loss")
 
     def _losses(self, values: Floats) -> Iterator[int]:
         if len(values) <= self.min_history:
@@ -176,7 +174,9 @@ class Spike(Rule):
         step = int(course.steps[highest])
         after = course.values[spikes[-1] + 1 :][-self.recent :]
         passed = len(after) > 0 and bool(np.median(after) < (usual + height) / 2)
-        often = f", the highest of {len(spikes)} spikes" if len(spikes) > 1 else ""
+        often = ""
+        if len(spikes) > 1:
+            often = f", the highest of {len(spikes)} spikes"
         yield Finding(
             code=self.code,
             severity=self.severity,

@@ -61,7 +61,10 @@ def again(recording: Recording, purpose: str, since: str = "") -> str:
         since: The point to start from, if not the beginning, with a space after it.
     """
     seen = not is_compiled(recording) or any(site.kind == "out" for site in recording.sites)
-    command = (closer_look(recording) if seen else "") or with_dump_on(recording)
+    command = ""
+    if seen:
+        command = closer_look(recording)
+    command = command or with_dump_on(recording)
     if not command:
         return ""
     return f'{purpose}, run it again {since}with "{command}". '
@@ -82,15 +85,20 @@ def _command(recording: Recording, *, dump: bool) -> str:
     script = str(manifest.get("script") or "")
     command = manifest.get("command") or ()
     if script in _UNNAMED or PurePath(script).name in _NOTEBOOKS:
-        eager = ""
-        if dump and is_compiled(recording):
-            eager = f" after {_EAGER}"
         if not dump:
             return "kedge.watch(every=1, budget=None)"
-        return f"kedge.watch(dump=True){eager}"
+        if is_compiled(recording):
+            return f"kedge.watch(dump=True) after {_EAGER}"
+        return "kedge.watch(dump=True)"
+
     sites = str(manifest.get("sites") or "**")
-    options = ["--budget", "none", "--every", "1"] if measures_all(recording) or not dump else []
-    options += (["--dump"] if dump else []) + (["--sites", sites] if sites != "**" else [])
+    options = []
+    if measures_all(recording) or not dump:
+        options += ["--budget", "none", "--every", "1"]
+    if dump:
+        options += ["--dump"]
+    if sites != "**":
+        options += ["--sites", sites]
     variable = ""
     if dump and is_compiled(recording):
         variable = _UNCOMPILED

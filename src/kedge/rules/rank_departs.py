@@ -13,7 +13,7 @@ from kedge.rules.evidence import Evidence, places, said
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.recorded.samples import too_few
-from kedge.rules.rule import Finding, Lack, Rule
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Bools, Floats, Ints
 
@@ -150,32 +150,40 @@ class RankDeparts(Rule):
         site = max(names, key=lambda name: _relative(courses[name])[at])
         step, values = int(group.steps[at]), courses[site][:, at]
         parted = self._gradients_part(group)
-        never = parted is not None and parted <= group.steps[0]
         odd = group.odd_one(values)
         who = "the ranks no longer agree"
         if odd is not None:
             who = f"rank {odd} departed from the others"
+
+        if parted is not None and parted <= group.steps[0]:
+            severity: Severity = "warning"
+            confidence = 0.5
+            message = _NEVER.format(site=site, step=step)
+            remedy = _SEPARATE
+        else:
+            severity = "error"
+            confidence = 0.9
+            message = (
+                f"At step {step} {who} on {site}, by "
+                f"{_relative(courses[site])[at]:.1e} of its size; until step "
+                f"{int(group.steps[at - 1])} all ranks held the same parameters."
+            )
+            remedy = _OUT_OF_SYNC
         yield Finding(
             code=self.code,
-            severity="warning" if never else "error",
+            severity=severity,
             site=site,
             step=step,
-            message=_NEVER.format(site=site, step=step)
-            if never
-            else f"At step {step} {who} on {site}, by "
-            f"{_relative(courses[site])[at]:.1e} of its size; until step "
-            f"{int(group.steps[at - 1])} all ranks held the same parameters.",
+            message=message,
             evidence=OutOfSyncEvidence(
                 rank=odd,
-                rms={
-                    str(rank): plain(value) for rank, value in zip(group.ranks, values, strict=True)
-                },
+                rms=group.by_rank(values),
                 parameters=len(names),
                 of=len(sites),
                 gradients_part_at=parted,
             ),
-            confidence=0.5 if never else 0.9,
-            remedy=_SEPARATE if never else _OUT_OF_SYNC,
+            confidence=confidence,
+            remedy=remedy,
         )
 
     def _differs(self, course: Floats) -> Bools:
@@ -229,14 +237,15 @@ class RankDeparts(Rule):
     def _far_away(self, group: _Group) -> Iterator[Finding]:
         told: set[int] = set()
         for site in group.recording.of_kind("out"):
-            course = _Apart.of(group, site) if math.prod(site.shape) >= self.least else None
-            if course is None or len(course.steps) < self.sustained:
+            if math.prod(site.shape) < self.least:
+                continue
+            course = _Apart.of(group, site)
+            if len(course.steps) < self.sustained:
                 continue
             bar = max(math.log2(self.factor), self.spread * course.usual)
             late = course.logs[:, -self.sustained :]
-            for place in np.flatnonzero(
-                (late > bar).all(axis=1) | (late < -bar).all(axis=1)
-            ).tolist():
+            is_far = (late > bar).all(axis=1) | (late < -bar).all(axis=1)
+            for place in np.flatnonzero(is_far).tolist():
                 if place not in told:
                     told.add(place)
                     yield self._distant(group, course, place)
@@ -249,12 +258,14 @@ class RankDeparts(Rule):
         if len(near):
             start = int(near[-1]) + 1
         step, site = int(course.steps[start]), course.site.site
-        how = f"{times:.3g} times" if times > 1 else f"1/{1 / times:.3g} of"
-        others = (
-            "those of the rank in the middle"
-            if len(group.ranks) > 2
-            else f"those at rank {group.ranks[0]}"
-        )
+        how = f"1/{1 / times:.3g} of"
+        if times > 1:
+            how = f"{times:.3g} times"
+        others = f"those at rank {group.ranks[0]}"
+        confidence = 0.5
+        if len(group.ranks) > 2:
+            others = "those of the rank in the middle"
+            confidence = 0.7
         return Finding(
             code=self.code,
             severity="warning",
@@ -264,13 +275,10 @@ class RankDeparts(Rule):
             evidence=FarAwayEvidence(
                 rank=rank,
                 times=plain(times),
-                rms={
-                    str(r): plain(value)
-                    for r, value in zip(group.ranks, course.rms[:, -1], strict=True)
-                },
+                rms=group.by_rank(course.rms[:, -1]),
                 steps=len(course.steps) - start,
             ),
-            confidence=0.7 if len(group.ranks) > 2 else 0.5,
+            confidence=confidence,
             remedy="Compare this rank's input with that of the others: its shard of "
             "the data, its transforms, its seed.",
         )
@@ -287,11 +295,8 @@ class RankDeparts(Rule):
             return
         least, most = min(taken.values()), max(taken.values())
         short = [rank for rank, steps in taken.items() if steps == least]
-        site = (
-            group.recording.of_kind("out")[-1].site
-            if group.recording.of_kind("out")
-            else group.recording.sites[-1].site
-        )
+        outputs = group.recording.of_kind("out") or group.recording.sites
+        site = outputs[-1].site
         yield Finding(
             code=self.code,
             severity="warning",
@@ -353,6 +358,10 @@ class _Group:
         for share in self.shares[1:]:
             common = np.intersect1d(common, share.steps, assume_unique=True)
         return common
+
+    def by_rank(self, values: Floats) -> dict[str, float | None]:
+        """Return one figure of each rank for a finding."""
+        return {str(rank): plain(value) for rank, value in zip(self.ranks, values, strict=True)}
 
     def rms(self, site: SiteInfo) -> Floats:
         """Return the root mean square of a site: a row a rank, a column a common step, NaN where there is none."""
@@ -431,9 +440,10 @@ def _ranks(ranks: Sequence[int]) -> str:
     """Return the names of some ranks for the beginning of a sentence."""
     if len(ranks) == 1:
         return f"Rank {ranks[0]}"
-    return (
-        f"Ranks {', '.join(map(str, ranks[:NAMED]))}{' and others' if len(ranks) > NAMED else ''}"
-    )
+    named = ", ".join(map(str, ranks[:NAMED]))
+    if len(ranks) > NAMED:
+        named += " and others"
+    return f"Ranks {named}"
 
 
 _NEVER = (

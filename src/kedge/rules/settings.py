@@ -48,16 +48,15 @@ def configured(rules: Sequence[Rule], table: Mapping[str, Any], where: str) -> t
     _require_known("[tool.kedge]", table, KEYS, where)
     given = _table(table.get("rules", {}), "[tool.kedge.rules]", where)
     by_code = {_code(code, rules, f"[tool.kedge.rules.{code}]", where): code for code in given}
-    return tuple(
-        _with(
-            rule,
-            _table(given[by_code[rule.code]], f"[tool.kedge.rules.{by_code[rule.code]}]", where),
-            where,
-        )
-        if rule.code in by_code
-        else rule
-        for rule in rules
-    )
+    configured = []
+    for rule in rules:
+        if rule.code in by_code:
+            code = by_code[rule.code]
+            own = _table(given[code], f"[tool.kedge.rules.{code}]", where)
+            configured.append(_with(rule, own, where))
+        else:
+            configured.append(rule)
+    return tuple(configured)
 
 
 def codes(
@@ -92,9 +91,10 @@ def _section(rule: Rule, usual: Thresholds) -> str:
     lines = [f"[tool.kedge.rules.{rule.code}]"]
     for name, value in thresholds(rule).items():
         default = usual.get(name, value)
-        lines.append(
-            f"{name} = {value!r}" + (f"  # default: {default!r}" if value != default else "")
-        )
+        line = f"{name} = {value!r}"
+        if value != default:
+            line += f"  # default: {default!r}"
+        lines.append(line)
     return "\n".join(lines) + "\n"
 
 
@@ -116,17 +116,13 @@ def _with(rule: Rule, given: Mapping[str, Any], where: str) -> Rule:
 def _number(value: Any, default: float, name: str, where: str) -> float:
     """Return a threshold: a whole number where the default is one, any number elsewhere."""
     whole = isinstance(default, int)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int if whole else int | float)
-        or math.isnan(value)
-    ):
-        raise ConfigError(
-            f"{where}: {name} is {value!r}; it must be a "
-            f"{'whole ' if whole else ''}number, such as {default!r}"
-        )
+    kind, fits = "number", isinstance(value, int | float)
     if whole:
-        return value
+        kind, fits = "whole number", isinstance(value, int)
+    if isinstance(value, bool) or not fits or math.isnan(value):
+        raise ConfigError(f"{where}: {name} is {value!r}; it must be a {kind}, such as {default!r}")
+    if whole:
+        return int(value)
     return float(value)
 
 

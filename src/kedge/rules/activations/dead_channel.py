@@ -11,7 +11,7 @@ from kedge.rules.evidence import Evidence, places, said, said_share
 from kedge.rules.naming import plain
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.trained import trained_sites
-from kedge.rules.rule import Finding, Lack, Rule
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Ints
@@ -166,14 +166,24 @@ class DeadChannel(Rule):
         samples, steps = layer.window
         since = layer.silent_since(max(self.min_dead, int(self.warning * len(layer.dead)) + 1))
         past = ", nor at any time before"
+        remedy = _NEVER_ALIVE
         if layer.once_alive:
             past = f"; they fell silent by step {since}"
+            remedy = _FELL_SILENT
         others = ""
         if after:
-            others = f"; many channels after it are silent too, in {listed([a.site.site for a in after])}"
+            behind = listed([other.site.site for other in after])
+            others = f"; many channels after it are silent too, in {behind}"
+
+        severity: Severity = "warning"
+        if layer.share > self.error:
+            severity = "error"
+        confidence = 0.6
+        if samples >= self.samples:
+            confidence = 0.95
         return Finding(
             code=self.code,
-            severity="error" if layer.share > self.error else "warning",
+            severity=severity,
             site=layer.site.site,
             step=since,
             message=f"{layer.count} of the {len(layer.dead)} channels of "
@@ -189,8 +199,8 @@ class DeadChannel(Rule):
                 first_dead=np.flatnonzero(layer.dead)[:10].tolist(),
                 after_it={other.site.site: plain(other.share) for other in after},
             ),
-            confidence=0.95 if samples >= self.samples else 0.6,
-            remedy=_FELL_SILENT if layer.once_alive else _NEVER_ALIVE,
+            confidence=confidence,
+            remedy=remedy,
         )
 
 

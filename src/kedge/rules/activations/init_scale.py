@@ -109,13 +109,16 @@ class InitScale(Rule):
         first, last = sites[0], sites[-1]
         model = names_of(recording, [first.root])
         step = int(recording.steps[0])
+        changes = "shrinks"
+        if slope > 0:
+            changes = "grows"
         return Finding(
             code=self.code,
             severity=self.severity,
             site=last.site,
             step=step,
             message=f"At step {step} the scale of the outputs of {model} "
-            f"{'grows' if slope > 0 else 'shrinks'} by a factor of "
+            f"{changes} by a factor of "
             f"{2 ** abs(slope):.2g} from layer to layer: from {2 ** scales[0]:.2g} at "
             f"{first.site} to {2 ** scales[-1]:.2g} at {last.site}.",
             evidence=InitScaleEvidence(

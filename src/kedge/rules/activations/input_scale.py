@@ -93,7 +93,8 @@ class InputScale(Rule):
         """Yield at most one finding for every root."""
         for entry in _entries(recording):
             sizes = [_usual(recording, entry.inputs), _first(recording, entry.inputs)]
-            sizes += [_usual(recording, entry.heads)] if entry.heads else []
+            if entry.heads:
+                sizes.append(_usual(recording, entry.heads))
             if entry.samples < self.min_samples:
                 continue
             if all(0 < size < self.small for size in sizes):
@@ -115,12 +116,12 @@ class InputScale(Rule):
     def _shown(self, recording: Recording, entry: _FirstWeight) -> list[str]:
         """Return the signs, in words, that the first layer's input is too large; empty if there are none."""
         returned, contrast = _usual(recording, entry.outputs), _contrast(entry)
-        shown = [f"it returns {returned:.3g}"] if returned > self.output else []
-        return shown + (
-            [f"its relative gradient is {contrast:.2g} times the others'"]
-            if contrast > self.gradient
-            else []
-        )
+        shown = []
+        if returned > self.output:
+            shown.append(f"it returns {returned:.3g}")
+        if contrast > self.gradient:
+            shown.append(f"its relative gradient is {contrast:.2g} times the others'")
+        return shown
 
     def _finding(
         self, recording: Recording, entry: _FirstWeight, scale: float, shown: list[str]

@@ -143,6 +143,9 @@ class Underflow(Rule):
         if len(lossy) < max(2, self.spread * len(sites)):
             return
         worst, lost = lossy[0]
+        remedy = _WIDE
+        if dtype in SCALED:
+            remedy = _SCALE
         yield Finding(
             code=self.code,
             severity=self.severity,
@@ -159,7 +162,7 @@ class Underflow(Rule):
                 dtype=dtype,
             ),
             confidence=0.9,
-            remedy=_SCALE if dtype in SCALED else _WIDE,
+            remedy=remedy,
         )
 
 

@@ -177,11 +177,9 @@ class GradExplode(Rule):
         start = 1
         if len(falls):
             start = int(falls[-1]) + 2
-        bar = (
-            self.factor**2 * float(np.median(total[:start]))
-            if np.isfinite(total[:start]).all()
-            else np.inf
-        )
+        bar = np.inf
+        if np.isfinite(total[:start]).all():
+            bar = self.factor**2 * float(np.median(total[:start]))
         above = np.flatnonzero(total[start:] > bar)
         if len(total) - start >= self.rising and len(above):
             return (start + int(above[0]), bar)
@@ -196,6 +194,9 @@ class GradExplode(Rule):
         fate = "and stayed above it"
         if norms.ends_badly:
             fate = "and was not finite at the end"
+        confidence = 0.7
+        if (norms.steps < step - self._lag(norms)).sum() >= self.min_history:
+            confidence = 0.9
         return Finding(
             code=self.code,
             severity=self.severity,
@@ -213,9 +214,7 @@ class GradExplode(Rule):
                 ends_badly=norms.ends_badly,
                 shares=parts,
             ),
-            confidence=0.9
-            if (norms.steps < step - self._lag(norms)).sum() >= self.min_history
-            else 0.7,
+            confidence=confidence,
             remedy="Lower the learning rate or warm it up, clip gradients "
             "(torch.nn.utils.clip_grad_norm_), and look at the batch of this step "
             "and at the parameter with the largest share.",

@@ -150,7 +150,9 @@ class GradVanish(Rule):
             weight.param.path: plain(finite_median(row))
             for weight, row in zip(own.weights, own.gradient, strict=True)
         }
-        sure = np.isfinite(own.update).any() and np.isfinite(own.arriving).any()
+        confidence = 0.7
+        if np.isfinite(own.update).any() and np.isfinite(own.arriving).any():
+            confidence = 0.9
         return Finding(
             code=self.code,
             severity=self.severity,
@@ -168,7 +170,7 @@ class GradVanish(Rule):
                 ratio=plain(ratio),
                 samples=samples,
             ),
-            confidence=0.9 if sure else 0.7,
+            confidence=confidence,
             remedy="Replace sigmoid and tanh, if there are any, by ReLU or GELU, and "
             "initialise the weights to fit the activation "
             "(torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh). If "

@@ -14,7 +14,7 @@ from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import recorded_gradients, trained_sites
 from kedge.rules.recorded.wiring import wire
-from kedge.rules.rule import Finding, Lack, Rule
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
@@ -116,27 +116,36 @@ class GradZero(Rule):
             for site in order[order.index(last) + 1 :]
             if modules[site.owner] is not modules[last.owner]
         ]
-        next_one = later[0] if later else None
+        next_one = next(iter(later), None)
+        next_path = None if next_one is None else next_one.path
         names = ", ".join(site.name for site in still[-NAMED:])
         step = max(judged[site].since for site in still)
         seen = _sources_of_zeros(recording, still, later)
-        never = len(still) == len(judged) and not any(course.moved for course in judged.values())
+        remedy = _REMEDY
+        if seen:
+            remedy = f"{seen}Otherwise l{_REMEDY[1:]}"
+
+        severity: Severity = "warning"
+        kind = "some"
+        if len(still) == len(judged) and not any(course.moved for course in judged.values()):
+            severity = "error"
+            kind = "all"
         return Finding(
             code=self.code,
-            severity="error" if never else "warning",
+            severity=severity,
             site=last.site,
             step=step,
             message=f"{_gradients(len(still))} exactly zero in at least the last "
             f"{enough} measured steps, since step {step}: "
             f"{names}{_rest(len(still))}.{_nearer(next_one)}",
             evidence=GradZeroEvidence(
-                kind="all" if never else "some",
+                kind=kind,
                 parameters=[site.path for site in still],
                 of=len(judged),
-                next_with_gradient=next_one.path if next_one else None,
+                next_with_gradient=next_path,
             ),
             confidence=0.95,
-            remedy=f"{seen}Otherwise l{_REMEDY[1:]}" if seen else _REMEDY,
+            remedy=remedy,
         )
 
 

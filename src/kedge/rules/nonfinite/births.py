@@ -140,7 +140,10 @@ class KeptCall:
     @property
     def name(self) -> str:
         """The name of the module in a sentence."""
-        return name_at(self.path, "" if self.module is None else self.module.type)
+        kind = ""
+        if self.module is not None:
+            kind = self.module.type
+        return name_at(self.path, kind)
 
     @property
     def operations(self) -> Sequence[BadOperation]:
@@ -264,23 +267,42 @@ def _follows(recording: Recording, birth: Birth, step: int, recovered: bool) -> 
 def _of_call(call: KeptCall, recovered: bool, shown: Birth | None) -> Birth:
     """Return the birth that only a kept call shows."""
     module, wiring = call.module, call.wiring
-    own = () if module is None else (*module.grads, *module.outs, *module.ins)
-    is_recorded = any(site.site == call.text for site in wiring.sites)
+    site = call.text
+    if module is not None and all(other.site != site for other in wiring.sites):
+        own = (*module.grads, *module.outs, *module.ins)
+        if own:
+            site = wiring.text(own[0])
+
+    place: Place = "forward"
+    if call.in_backward:
+        place = "backward"
     certainty: Certainty = "seen"
     if call.text.endswith(":in") and not call.in_backward:
         certainty = "between"
     return Birth(
-        place="backward" if call.in_backward else "forward",
+        place=place,
         certainty=certainty,
-        site=call.text if is_recorded or not own else wiring.text(own[0]),
+        site=site,
         step=call.step,
-        severity="warning" if recovered else "error",
+        severity=_severity(recovered),
         recovered=recovered,
         sure=0.95,
         kept=call,
         consequence=shown,
-        births=shown.births if shown else 1,
+        births=_births_of(shown),
     )
+
+
+def _severity(recovered: bool) -> Severity:
+    if recovered:
+        return "warning"
+    return "error"
+
+
+def _births_of(shown: Birth | None) -> int:
+    if shown is None:
+        return 1
+    return shown.births
 
 
 def with_producer(
@@ -304,7 +326,9 @@ def with_producer(
 
     late = [place for place, birth in enumerate(found) if birth.step >= producer.step]
     near = [place for place in late if not found[place].recovered] or late
-    shown = found[near[0]] if near else None
+    shown = None
+    if near:
+        shown = found[near[0]]
     _put(found, near, _of_producer(recording, bad_steps, producer, shown))
     return found
 
@@ -334,17 +358,20 @@ def _of_producer(
     for bad_step in bad_steps.steps:
         if bad_step.step == producer.step:
             recovered = bad_steps.recovered(recording, bad_step)
+    sure = 0.7
+    if producer.certainty == "seen":
+        sure = 0.95
     return Birth(
         place=producer.place,
         certainty=producer.certainty,
         site=site,
         step=producer.step,
-        severity="warning" if recovered else "error",
+        severity=_severity(recovered),
         recovered=recovered,
-        sure=0.95 if producer.certainty == "seen" else 0.7,
+        sure=sure,
         operation=producer,
         consequence=shown,
-        births=shown.births if shown else 1,
+        births=_births_of(shown),
     )
 
 
@@ -389,13 +416,20 @@ def with_end(recording: Recording, births: Sequence[Birth]) -> list[Birth]:
 
 def _of_exam(event: NonfiniteAtEndEvent) -> Birth:
     """Return the birth of the worst of the tensors that were not finite at the end."""
-    path, is_param = event.worst.path, event.worst.of == "param"
+    worst = event.worst
+    site = worst.path
+    severity: Severity = "warning"
+    if worst.of == "param":
+        site = f"{worst.path}:param"
+        severity = "error"
+    elif worst.nan:
+        severity = "error"
     return Birth(
         place="unseen",
         certainty="unknown",
-        site=f"{path}:param" if is_param else path,
+        site=site,
         step=event.step,
-        severity="error" if is_param or event.worst.nan else "warning",
+        severity=severity,
         recovered=False,
         sure=1.0,
         exam=event,

@@ -256,7 +256,9 @@ def evidence_of(recording: Recording, birth: Birth, *, graph_adds: bool) -> NanB
     else:
         return _of_end(birth)
 
-    made = () if birth.kept is None else birth.kept.operations
+    made: Sequence[BadOperation] = ()
+    if birth.kept is not None:
+        made = birth.kept.operations
     if made:
         found = replace(found, operation=made[0], operations=made)
     if birth.operation is None or (birth.operation.place == "entry" and birth.place != "entry"):
@@ -288,17 +290,26 @@ def _of_rows(recording: Recording, birth: Birth, sighting: Sighting) -> RowEvide
     others = [wiring.sites[site] for site in bad if site != sighting.site]
     # As values flow: forward before backward, then in the order of their first firing.
     others.sort(key=lambda site: (site.kind not in ("in", "out"), site.id))
+    path = kind = None
+    if module is not None:
+        path, kind = module.path, module.type
+    node = figures.site.node
+    if figures.site.kind == LOSS:
+        node = figures.node()
     gradient_step = None
     if sighting.shown_first or sighting.is_of_gradients:
         gradient_step = _gradient_step(sighting, text)
+    steps = skipped = None
+    if birth.recovered:
+        steps, skipped = birth.times, birth.kept_away
     return RowEvidence(
         how=birth.place,
         certainty=birth.certainty,
-        module=module.path if module else None,
-        type=module.type if module else None,
+        module=path,
+        type=kind,
         also=[other.path for other in sighting.also],
         source=figures.source(),
-        node=figures.node() if figures.site.kind == LOSS else figures.site.node,
+        node=node,
         value=figures.kind(),
         nonfinite=row.nonfinite,
         nan=row.nan,
@@ -312,8 +323,8 @@ def _of_rows(recording: Recording, birth: Birth, sighting: Sighting) -> RowEvide
         gradient_step=gradient_step,
         recovered=birth.recovered,
         births=birth.births,
-        steps=birth.times if birth.recovered else None,
-        skipped=birth.kept_away if birth.recovered else None,
+        steps=steps,
+        skipped=skipped,
     )
 
 
@@ -322,26 +333,36 @@ def _gradient_step(sighting: Sighting, text: Callable[[int], str]) -> GradientSt
     first, later, near = sighting.bad_step, sighting.later, sighting.near
     if sighting.shown_first:
         first, later, near = sighting.shown_first, sighting.bad_step, ()
+    sound = None
+    if first.last_sound >= 0:
+        sound = first.last_sound
+    later_step = None
+    if later is not None:
+        later_step = later.step
     return GradientStep(
         step=first.step,
-        sound=first.last_sound if first.last_sound >= 0 else None,
+        sound=sound,
         finite=[text(site) for site in near[:NAMED]],
-        later=later.step if later else None,
+        later=later_step,
     )
 
 
 def _of_call(recording: Recording, birth: Birth, call: KeptCall) -> CallEvidence:
     module = call.module
+    kind = None
+    inputs: list[int] = []
+    if module is not None:
+        kind = module.type
+        inputs = inputs_of(call.wiring, module)
     before = LeadUp()
     for site in recording.sites:
         if site.site == birth.site:
-            inputs = [] if module is None else inputs_of(call.wiring, module)
             before = lead_up(call.wiring, call.step, [site.id, *inputs])
     return CallEvidence(
         how=birth.place,
         certainty=birth.certainty,
         module=call.path,
-        type=None if module is None else module.type,
+        type=kind,
         source=call.source(),
         value=value_of(call),
         recovered=birth.recovered,
@@ -358,12 +379,15 @@ def value_of(call: KeptCall) -> str:
 
 def _of_graph(birth: Birth, producer: Producer) -> GraphEvidence:
     shown = GraphOperation.of_event(producer.event)
+    source = None
+    if shown.file:
+        source = shown
     return GraphEvidence(
         how=birth.place,
         certainty=birth.certainty,
         module=producer.module or None,
         also=[],
-        source=shown if shown.file else None,
+        source=source,
         recovered=birth.recovered,
         births=birth.births,
         operation=shown,
@@ -371,16 +395,20 @@ def _of_graph(birth: Birth, producer: Producer) -> GraphEvidence:
 
 
 def _of_end(birth: Birth) -> EndEvidence:
-    exam = birth.exam
+    also: list[str] = []
+    nan = inf = None
+    if birth.exam is not None:
+        also = others_at_end(birth.exam)
+        nan, inf = birth.exam.worst.nan, birth.exam.worst.inf
     return EndEvidence(
         how=birth.place,
         certainty=birth.certainty,
         module=None,
-        also=[] if exam is None else others_at_end(exam),
+        also=also,
         recovered=birth.recovered,
         births=birth.births,
-        nan=None if exam is None else exam.worst.nan,
-        inf=None if exam is None else exam.worst.inf,
+        nan=nan,
+        inf=inf,
     )
 
 

@@ -282,8 +282,10 @@ class Figures:
         sizes: list[float | None] = []
         for kind in ("param", "param.grad"):
             same = [s for s in self._recording.of_kind(kind) if s.path == self.site.path]
-            rows = self._recording.rows(same[0]) if same else None
-            sizes.append(None if rows is None else _finite_rms(rows, self._step))
+            size = None
+            if same:
+                size = _finite_rms(self._recording.rows(same[0]), self._step)
+            sizes.append(size)
         return sizes
 
     def growth(self) -> Growth | None:
@@ -312,8 +314,10 @@ def inputs_of(wiring: Wiring, module: ModuleSites) -> list[int]:
     for entry in module.ins:
         sources = wiring.sites[entry].sources
         known = [source for source in sources if source is not None]
-        is_known = bool(known) and len(known) == len(sources)
-        found += known if is_known else [entry]
+        if known and len(known) == len(sources):
+            found += known
+        else:
+            found.append(entry)
     return found
 
 
@@ -325,13 +329,17 @@ def lead_up(wiring: Wiring, step: int, sites: Iterable[int]) -> LeadUp:
     for site in list(dict.fromkeys(sites))[:_SITES]:
         rows = wiring.recording.rows(wiring.sites[site])
         states = states_of(rows)
-        rms, absmax = rows.statistic("rms"), rows.statistic("absmax")
-        places = [_at(rows, each) for each in steps]
-        courses[wiring.text(site)] = SiteCourse(
-            rms=[None if at is None else plain(rms[at]) for at in places],
-            absmax=[None if at is None else plain(absmax[at]) for at in places],
-            state=[None if at is None else _STATES[int(states[at])] for at in places],
-        )
+        sizes, largest = rows.statistic("rms"), rows.statistic("absmax")
+        rms: list[float | None] = [None] * len(steps)
+        absmax: list[float | None] = [None] * len(steps)
+        state: list[str | None] = [None] * len(steps)
+        for place, each in enumerate(steps):
+            at = _at(rows, each)
+            if at is not None:
+                rms[place] = plain(sizes[at])
+                absmax[place] = plain(largest[at])
+                state[place] = _STATES[int(states[at])]
+        courses[wiring.text(site)] = SiteCourse(rms, absmax, state)
     return LeadUp(steps.tolist(), courses)
 
 
@@ -404,16 +412,22 @@ def _at(rows: Rows, step: int) -> int | None:
 
 
 def _row(rows: Rows, at: int) -> _Row:
-    nonfinite, nan = int(rows.nonfinite[at]), int(rows.nan[at])
     return _Row(
         step=int(rows.step[at]),
         min=plain(rows.statistic("min")[at]),
         max=plain(rows.statistic("max")[at]),
         rms=plain(rows.statistic("rms")[at]),
-        nonfinite=nonfinite if nonfinite >= 0 else None,
-        nan=nan if nan >= 0 else None,
+        nonfinite=_counted(rows.nonfinite[at]),
+        nan=_counted(rows.nan[at]),
         count=int(rows.count[at]),
     )
+
+
+def _counted(number: np.integer) -> int | None:
+    """Return a count; None if it was not counted."""
+    if number < 0:
+        return None
+    return int(number)
 
 
 def _finite_rms(rows: Rows, step: int) -> float | None:

@@ -528,8 +528,10 @@ class Search:
         """Whether it holds for a forward whose input had the recorded figures, or those of the outputs that it usually is."""
         entries: set[int | None] = set()
         for site in module.ins:
-            is_inferred = site in self.bad_step.inferred
-            entries.update(self.wiring.sites[site].sources if is_inferred else (site,))
+            if site in self.bad_step.inferred:
+                entries.update(self.wiring.sites[site].sources)
+            else:
+                entries.add(site)
         given = [site for site in entries if site is not None]
         if not given or None in entries:
             return False

@@ -292,8 +292,10 @@ class _RowWords:
         if self.birth.times > 1:
             since = self.birth.since
             often = f"This happened in {self.birth.times} steps from step {since} on, and the"
-        reason = ", because the optimizer never got these gradients"
-        return f"{message} {often} run went on{reason if self.birth.kept_away else ''}."
+        reason = ""
+        if self.birth.kept_away:
+            reason = ", because the optimizer never got these gradients"
+        return f"{message} {often} run went on{reason}."
 
     def _sentence(self) -> str:
         sighting, figures = self.sighting, self.figures
@@ -302,16 +304,18 @@ class _RowWords:
         bad_step, kept = sighting.bad_step, self.birth.kept
         # The autograd node of a result names the last operation; a kept call knows the one that
         # made the value.
+        operation = ""
         last = recorded_name(figures.node())
-        if kept is not None and kept.operations:
-            last = ""
+        if last and not (kept is not None and kept.operations):
+            operation = f" ({last} was its last operation)"
         outputs = ""
         known = [site.id for site in self.recording.of_kind("out")]
         if bad_step.are_finite(known):
             outputs = ", while the outputs were finite"
-        spread = ", and clipping by norm spreads it to all gradients"
-        if bad_step.full:
-            spread = ""
+        spread = written = ""
+        if not bad_step.full:
+            spread = ", and clipping by norm spreads it to all gradients"
+            written = ", or the program changed it before the optimizer got it"
         return self._form().format(
             site=figures.site.site,
             value=figures.value(),
@@ -320,14 +324,12 @@ class _RowWords:
             near=listed([self.wiring.text(site) for site in sighting.near]),
             name=figures.name,
             parts=self._finite_parts(),
-            operation=f" ({last} was its last operation)" if last else "",
+            operation=operation,
             others=self._others(),
             between=self._between(),
             cleared=", ".join(map(name_of, sighting.cleared)),
             unseen=", ".join(name_of(module) for module in figures.unmeasured()[:NAMED]),
-            written=""
-            if bad_step.full
-            else ", or the program changed it before the optimizer got it",
+            written=written,
             outputs=outputs,
             spread=spread,
         )
@@ -446,7 +448,8 @@ class _RowWords:
         )
         near = [self.wiring.text(site) for site in sighting.near]
         if near:
-            yield f"{listed(near)} {'were' if len(near) > 1 else 'was'} finite in this step"
+            verb = "were" if len(near) > 1 else "was"
+            yield f"{listed(near)} {verb} finite in this step"
         if later is None:
             return
 
@@ -549,10 +552,12 @@ class _RowWords:
             if not sighting.bad_step.excused.isdisjoint(module.ins):
                 kind, node = module.type, None
                 break
+        if sighting.place == "backward":
+            node = None
         return OperationAdvice(
             name=name,
             type=kind,
-            node=None if sighting.place == "backward" else node,
+            node=node,
             dtype=figures.dtype,
             largest=figures.largest(),
             first=sighting.bad_step.step == 0,
@@ -584,8 +589,10 @@ class _RowWords:
         if place == "written":
             return _WRITTEN
         if place == "parameter":
-            lower = "; if the parameter was finite before, lower the learning rate"
-            return f"{_PARAMETER}{lower if step else ''}."
+            lower = ""
+            if step:
+                lower = "; if the parameter was finite before, lower the learning rate"
+            return f"{_PARAMETER}{lower}."
         if place == "forward":
             return f"{named}In {range_advice(self.figures.name, are_shown=False)}"
         if place == "unseen":
@@ -659,7 +666,9 @@ def _went_on(birth: Birth) -> str:
     text = ""
     if shown is not None and shown.step != birth.step:
         text = f" {shown.site} shows it at step {shown.step}."
-    return text + (" The run went on." if birth.recovered else "")
+    if birth.recovered:
+        text += " The run went on."
+    return text
 
 
 @dataclass(frozen=True)
@@ -917,13 +926,15 @@ class _EndWords:
         """Return the site, and the steps between which it was made."""
         birth, exam = self.birth, self.birth.exam
         if exam is None:
-            often = f", as in {counted(birth.times, 'recorded step')} in all"
+            often = ""
+            if birth.times > 1:
+                often = f", as in {counted(birth.times, 'recorded step')} in all"
             end = " It is not finite at the end."
             if birth.recovered:
                 end = " It was finite again later."
             return (
                 f"{birth.site} was not finite at step "
-                f"{birth.step}{often if birth.times > 1 else ''}; what made it was "
+                f"{birth.step}{often}; what made it was "
                 f"not recorded.{end}"
             )
 

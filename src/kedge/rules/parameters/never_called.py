@@ -101,8 +101,10 @@ class NeverCalled(Rule):
             if is_bypassed(cause):
                 fused.setdefault(path, entry)
                 continue
-            loud = path in trainable or is_direct(cause)
-            groups.setdefault(("warning" if loud else "info", cause), {}).setdefault(path, entry)
+            severity: Severity = "info"
+            if path in trainable or is_direct(cause):
+                severity = "warning"
+            groups.setdefault((severity, cause), {}).setdefault(path, entry)
         for (severity, _), entries in groups.items():
             yield self._finding(recording, severity, list(entries.values()))
         if fused:
@@ -114,11 +116,9 @@ class NeverCalled(Rule):
 
     def _fused(self, entries: list[LedgerLine]) -> Finding:
         sites = [entry.site for entry in entries]
-        verb, whose = (
-            ("are", "their containers compute them")
-            if len(sites) > 1
-            else ("is", "its container computes it")
-        )
+        verb, whose = "is", "its container computes it"
+        if len(sites) > 1:
+            verb, whose = "are", "their containers compute them"
         return Finding(
             code=self.code,
             severity="info",

@@ -187,14 +187,17 @@ class _Start:
         ):
             return None
         rms, bounded = float(recording.statistic("rms")[at]), bool(np.isfinite(rows.min[at]))
+        low, high = -rms, rms
+        if bounded:
+            low, high = float(rows.min[at]), float(rows.max[at])
         zero_gradient = False
         if weight.grad is not None and every.lengths[weight.grad.id]:
             there = int(every.starts[weight.grad.id])
             zero_gradient = bool(rows.step[there] == 0 and rows.sumsq[there] == 0)
         return cls(
             site=site,
-            low=float(rows.min[at]) if bounded else -rms,
-            high=float(rows.max[at]) if bounded else rms,
+            low=low,
+            high=high,
             rms=rms,
             bounded=bounded,
             nonfinite=not bool(rows.clean[at]),

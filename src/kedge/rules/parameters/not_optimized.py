@@ -150,14 +150,17 @@ class NotOptimized(Rule):
     def _replaced(self, recording: Recording, event: NotOptimizedEvent, root: int) -> Finding:
         names = [escape(name) for name in event.replaced]
         model, by = names_of(recording, [root]), trained_by(recording, root)
-        another, verb = ("other tensors", "are") if len(names) > 1 else ("another tensor", "is")
+        if by:
+            by = f" ({by})"
+        verb, another, name = "is", "another tensor", "this name"
+        if len(names) > 1:
+            verb, another, name = "are", "other tensors", "these names"
         return self._finding(
             "error",
             names,
             f"{listed(names, self.named)} of {model} {verb} not in the "
-            f"optimizer{f' ({by})' if by else ''}: it holds {another} under "
-            f"{'these names' if len(names) > 1 else 'this name'}, and its steps do "
-            "not change the model.",
+            f"optimizer{by}: it holds {another} under {name}, and its steps do not "
+            "change the model.",
             event,
             "Make the optimizer after the last change of the model's parameters, or "
             "change them in place (param.data.copy_, torch.nn.init) so that they "
@@ -170,15 +173,19 @@ class NotOptimized(Rule):
         names = [escape(name) for name in event.unheld]
         loud = [escape(name) for name in event.unheld if name in event.graded]
         shown, model = loud or names, names_of(recording, [root])
-        verb = "is"
+        verb, got = "is", "; it gets gradients but never changes"
         if len(shown) > 1:
-            verb = "are"
-        got = f"; {'they get' if len(shown) > 1 else 'it gets'} gradients but never {'change' if len(shown) > 1 else 'changes'}"
+            verb, got = "are", "; they get gradients but never change"
+        if not loud:
+            got = ""
+        severity: Severity = "info"
+        if loud and not fixed:
+            severity = "warning"
         return self._finding(
-            "warning" if loud and not fixed else "info",
+            severity,
             shown,
             f"{listed(shown, self.named)} of {model} {verb} in no optimizer, though "
-            f"trainable{got if loud else ''}.",
+            f"trainable{got}.",
             event,
             "Pass all of model.parameters() to the optimizer once the model is "
             "complete, and keep layers in nn.ModuleList; call requires_grad_(False) "
@@ -187,10 +194,15 @@ class NotOptimized(Rule):
 
     def _outside(self, recording: Recording, event: NotOptimizedEvent, root: int) -> Finding:
         names, model = [escape(name) for name in event.outside], names_of(recording, [root])
-        them, their = ("them", "their") if len(names) > 1 else ("it", "its")
+        them, their = "it", "its"
+        if len(names) > 1:
+            them, their = "them", "their"
+        severity: Severity = "warning"
+        if event.outside_fixed:
+            severity = "info"
         return Finding(
             code=self.code,
-            severity="info" if event.outside_fixed else "warning",
+            severity=severity,
             site=f"{escape(root_path(recording, root))}:out",
             step=-1,
             message=f"{model} calls {listed(names, self.named)} but does not contain "

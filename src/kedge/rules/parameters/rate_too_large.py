@@ -109,7 +109,9 @@ class RateTooLarge(Rule):
         for root, group in weight_courses(recording).by_root(_is_updated):
             from_nonzero = np.flatnonzero(group.size[:, 0] > FROM_ZERO)
             own = group.part(from_nonzero, soon)
-            found = self._overwritten(own, beginnings) if own.weights else None
+            if not own.weights:
+                continue
+            found = self._overwritten(own, beginnings)
             if found is not None:
                 yield self._finding(recording, root, own, *found)
 
@@ -156,10 +158,13 @@ class RateTooLarge(Rule):
         weight = own.weights[worst]
         model = names_of(recording, [root])
         by = trained_by(recording, root)
-        by = f" ({by})" if by else ""
+        if by:
+            by = f" ({by})"
         fell = ""
+        confidence = 0.6
         values: list[float | None] = []
         if loss is not None:
+            confidence = 0.9
             values = [plain(value) for value in loss.values]
             fell = f", and the loss went from {loss.first:.3g} to {loss.height(step):.3g}"
         figures = {}
@@ -185,7 +190,7 @@ class RateTooLarge(Rule):
                 losses=values,
                 rates=rates_of(recording, root),
             ),
-            confidence=0.9 if loss is not None else 0.6,
+            confidence=confidence,
             remedy="Divide the learning rate by ten, and again if necessary; raise "
             "it slowly over the first steps (warm-up), and clip gradients.",
         )

@@ -58,7 +58,9 @@ def trained_by(recording: Recording, root: int) -> str:
     """Return words for the optimizers that train a root: ``Adam with a learning rate of 0.001``; empty if unknown."""
     types = ", ".join(dict.fromkeys(optimizer.type for optimizer in _training(recording, root)))
     rates = rates_of(recording, root)
-    return types + (f" with a learning rate of {listed_rates(rates)}" if types and rates else "")
+    if not types or not rates:
+        return types
+    return f"{types} with a learning rate of {listed_rates(rates)}"
 
 
 def listed_rates(rates: Iterable[float]) -> str:

@@ -13,7 +13,7 @@ from kedge.rules.naming import NAMED
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trained_sites, trains
-from kedge.rules.rule import Finding, Lack, Rule
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.store.events import ModesEvent
 from kedge.store.recording import Recording, SiteInfo
@@ -90,14 +90,14 @@ class BatchOfOne(Rule):
         paths = [site.name for site, _ in found]
         times = max(len(steps) for _, steps in found)
         first = min(int(steps[0]) for _, steps in found)
-        often = (
-            f" in {times:,} measured steps, first at step {first}"
-            if times > 1
-            else f" in step {first}"
-        )
+        severity: Severity = "info"
+        often = f" in step {first}"
+        if times > 1:
+            severity = "warning"
+            often = f" in {times:,} measured steps, first at step {first}"
         return Finding(
             code=self.code,
-            severity="info" if times == 1 else "warning",
+            severity=severity,
             site=found[0][0].site,
             step=first,
             message=f"{listed(paths, self.named)} ({found[0][0].type}) normalised "

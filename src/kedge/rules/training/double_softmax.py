@@ -124,15 +124,21 @@ class DoubleSoftmax(Rule):
     ) -> Finding:
         severity, says, remedy = judged
         site = next((site for site in recording.sites if site.site == event.site), None)
+        source = None
+        if site is not None:
+            source = site.source
+        step = -1
+        if event.step is not None:
+            step = event.step
         return Finding(
             code=self.code,
             severity=severity,
             site=event.site,
-            step=-1 if event.step is None else event.step,
+            step=step,
             message=f"The loss ({event.site}{_line(site)}) {says}.",
             evidence=DoubleSoftmaxEvidence(
                 operations=chain[: self.shown],
-                source=None if site is None else site.source,
+                source=source,
             ),
             confidence=0.95,
             remedy=remedy,

@@ -96,7 +96,10 @@ class EvalMode(Rule):
         (steps, of), event, since = shown, phases[-1], phases[0].step
         paths, site = list(event.eval), f"{root_path(recording, root)}:out"
         model = names_of(recording, [root])
-        broken = "" if len(phases) == 1 else f" with {counted(len(phases) - 1, 'interruption')}"
+        broken = ""
+        if len(phases) > 1:
+            broken = f" with {counted(len(phases) - 1, 'interruption')}"
+        verb = "do" if len(paths) > 1 else "does"
         return Finding(
             code=self.code,
             severity=self.severity,
@@ -104,7 +107,7 @@ class EvalMode(Rule):
             step=since,
             message=f"{model} ({site}) has been trained in evaluation mode since step "
             f"{since}{broken}, in {steps:,} of {of:,} measured steps of its training: "
-            f"{listed(paths, 3)} {'do' if len(paths) > 1 else 'does'} not work as in "
+            f"{listed(paths, 3)} {verb} not work as in "
             "training.",
             evidence=EvalModeEvidence(
                 modules=paths[:NAMED],
@@ -126,5 +129,7 @@ def _phases(own: list[ModesEvent], steps: Ints) -> Iterable[tuple[ModesEvent, in
     ends = [event.step for event in own[1:]]
     for event, end in zip(own, [*ends, None], strict=True):
         if not event.training and event.eval and not event.train:
-            since = steps[steps >= event.step]
-            yield event, int((since < end).sum()) if end is not None else len(since)
+            phase = steps >= event.step
+            if end is not None:
+                phase &= steps < end
+            yield event, int(phase.sum())

@@ -11,7 +11,7 @@ from kedge.rules.naming import line_of, plain
 from kedge.rules.recorded.losses import Loss, losses
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
-from kedge.rules.rule import Finding, Lack, Rule
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.sites.operation_names import recorded_names
 from kedge.store.events import LossGraphEvent
 from kedge.store.recording import Recording
@@ -112,18 +112,30 @@ class LossBelowZero(Rule):
         if source:
             where = f" at {line_of(source)}"
         least = float(loss.values.min())
-        count = f"in {int(below.sum())} of {len(below)} steps (first in step {first}, lowest value {least:.3g})"
+        seen = f"first in step {first}, lowest value {least:.3g}"
+        count = f"in {int(below.sum())} of {len(below)} steps ({seen})"
         head = f"The loss ({loss.site.site}{where})"
-        doubtful = turned and not loss.ends_badly
+        severity: Severity = "warning"
+        confidence = 0.95
         if turned:
-            says = f"{head} is {name} with a minus sign: the optimizer increases {name}. It was below zero {count}"
-            says += ", and it is not finite at the end." if loss.ends_badly else "."
+            remedy = _REMEDIES["neg"]
+            says = (
+                f"{head} is {name} with a minus sign: the optimizer increases {name}. "
+                f"It was below zero {count}"
+            )
+            if loss.ends_badly:
+                says += ", and it is not finite at the end."
+            else:
+                says += "."
+                severity = "info"
+                confidence = 0.7
         else:
+            remedy = _REMEDIES[name.removesuffix("_with_logits")]
             given = _GIVEN[name]
             says = f"{head} is {name}, which cannot be below zero, but was {count}: {given}."
         return Finding(
             code=self.code,
-            severity="info" if doubtful else "warning",
+            severity=severity,
             site=loss.site.site,
             step=first,
             message=says,
@@ -134,8 +146,8 @@ class LossBelowZero(Rule):
                 losses=len(below),
                 source=source,
             ),
-            confidence=0.7 if doubtful else 0.95,
-            remedy=_REMEDIES["neg" if turned else name.removesuffix("_with_logits")],
+            confidence=confidence,
+            remedy=remedy,
         )
 
 

@@ -174,6 +174,7 @@ class Spike(Rule):
         step = int(course.steps[highest])
         after = course.values[spikes[-1] + 1 :][-self.recent :]
         passed = len(after) > 0 and bool(np.median(after) < (usual + height) / 2)
+        fate = "came back" if passed else "did not come back"
         often = ""
         if len(spikes) > 1:
             often = f", the highest of {len(spikes)} spikes"
@@ -183,7 +184,7 @@ class Spike(Rule):
             site=course.site.site,
             step=step,
             message=f"{what} jumped from {usual:.3g} to {height:.3g} at step "
-            f"{step}{often}; it {'came back' if passed else 'did not come back'}.",
+            f"{step}{often}; it {fate}.",
             evidence=SpikeEvidence(
                 height=plain(height),
                 usual=plain(usual),

@@ -111,7 +111,8 @@ class _Models:
 
     def may_follow(self, finding: Finding, cause: Finding) -> bool:
         """Whether a finding belongs to the same models as a cause, and is not clearly earlier."""
-        here, there = self._concerned(finding.site), self._concerned(cause.site)
+        here = self._concerned(finding.site)
+        there = self._concerned(cause.site)
         if here is not None and there is not None and not here & there:
             return False
         since, begin = np.searchsorted(self.recording.steps, [finding.step, cause.step])

@@ -148,7 +148,8 @@ class RankDeparts(Rule):
         at = min(first.values())
         names = [name for name, place in first.items() if place == at]
         site = max(names, key=lambda name: _relative(courses[name])[at])
-        step, values = int(group.steps[at]), courses[site][:, at]
+        step = int(group.steps[at])
+        values = courses[site][:, at]
         parted = self._gradients_part(group)
         odd = group.odd_one(values)
         who = "the ranks no longer agree"
@@ -251,13 +252,15 @@ class RankDeparts(Rule):
                     yield self._distant(group, course, place)
 
     def _distant(self, group: _Group, course: _Apart, place: int) -> Finding:
-        rank, apart = group.ranks[place], course.logs[place]
+        rank = group.ranks[place]
+        apart = course.logs[place]
         times = 2.0 ** float(np.median(apart[-self.sustained :]))
         near = np.flatnonzero(np.abs(apart) <= math.log2(self.factor))
         start = 0
         if len(near):
             start = int(near[-1]) + 1
-        step, site = int(course.steps[start]), course.site.site
+        step = int(course.steps[start])
+        site = course.site.site
         how = f"1/{1 / times:.3g} of"
         if times > 1:
             how = f"{times:.3g} times"
@@ -293,7 +296,8 @@ class RankDeparts(Rule):
         taken = {rank: end.steps for rank, end in ended.items() if end.steps is not None}
         if len(taken) < len(ends) or len(set(taken.values())) < 2 or not group.recording.sites:
             return
-        least, most = min(taken.values()), max(taken.values())
+        least = min(taken.values())
+        most = max(taken.values())
         short = [rank for rank, steps in taken.items() if steps == least]
         outputs = group.recording.of_kind("out") or group.recording.sites
         site = outputs[-1].site

@@ -157,7 +157,8 @@ class DeadChannel(Rule):
         start = 0
         if len(lively):
             start = int(lively[-1]) + 1
-        steps, samples = len(activity.samples) - start, activity.samples[start:].sum()
+        steps = len(activity.samples) - start
+        samples = activity.samples[start:].sum()
         if steps >= self.min_steps and samples >= self.all_dead:
             return start
         return None

@@ -86,10 +86,8 @@ class InitScale(Rule):
             scales = np.array(list(own.values()))
             if len(own) < self.min_weights:
                 continue
-            slope, steadiness = (
-                theil_sen(np.arange(len(own), dtype=np.int64), scales),
-                _ranked(scales),
-            )
+            slope = theil_sen(np.arange(len(own), dtype=np.int64), scales)
+            steadiness = _ranked(scales)
             if abs(slope) * (len(own) - 1) > self.doublings and abs(steadiness) > self.steady:
                 yield self._finding(recording, own, slope, steadiness)
 
@@ -105,8 +103,10 @@ class InitScale(Rule):
     def _finding(
         self, recording: Recording, own: dict[SiteInfo, float], slope: float, steadiness: float
     ) -> Finding:
-        sites, scales = list(own), list(own.values())
-        first, last = sites[0], sites[-1]
+        sites = list(own)
+        scales = list(own.values())
+        first = sites[0]
+        last = sites[-1]
         model = names_of(recording, [first.root])
         step = int(recording.steps[0])
         changes = "shrinks"

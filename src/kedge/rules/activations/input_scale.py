@@ -115,7 +115,8 @@ class InputScale(Rule):
 
     def _shown(self, recording: Recording, entry: _FirstWeight) -> list[str]:
         """Return the signs, in words, that the first layer's input is too large; empty if there are none."""
-        returned, contrast = _usual(recording, entry.outputs), _contrast(entry)
+        returned = _usual(recording, entry.outputs)
+        contrast = _contrast(entry)
         shown = []
         if returned > self.output:
             shown.append(f"it returns {returned:.3g}")

@@ -139,7 +139,8 @@ def _magnitudes(recording: Recording, site: SiteInfo) -> Course:
     """Return the greatest magnitude in the steps in which the extremes were finite, without constants of the program."""
     rows = recording.rows(site)
     measured = np.isfinite(rows.min) & np.isfinite(rows.max)
-    low, high = _varying(rows.min[measured]), _varying(rows.max[measured])
+    low = _varying(rows.min[measured])
+    high = _varying(rows.max[measured])
     return Course(site, rows.step[measured], np.maximum(np.abs(low), np.abs(high)))
 
 

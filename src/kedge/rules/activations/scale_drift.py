@@ -119,8 +119,10 @@ class ScaleDrift(Rule):
         return None
 
     def _finding(self, own: list[_Drift]) -> Finding:
-        worst, course = own[0], own[0].course
-        start, end = 2 ** float(course.values[0]), 2 ** float(course.values[-1])
+        worst = own[0]
+        course = own[0].course
+        start = 2 ** float(course.values[0])
+        end = 2 ** float(course.values[-1])
         first = int(course.steps[0])
         changed = "shrank"
         if worst.slope > 0:

@@ -105,7 +105,8 @@ class GradExplode(Rule):
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
         for root, _ in by_root(trained_sites(recording, "param.grad"), lambda site: site.root):
-            arrived, taken = _Norms.of(recording, root), _Norms.of_every_step(recording, root)
+            arrived = _Norms.of(recording, root)
+            taken = _Norms.of_every_step(recording, root)
             for norms, find in (
                 (arrived, self._outgrown),
                 (taken, self._outgrown),
@@ -188,7 +189,9 @@ class GradExplode(Rule):
     def _finding(
         self, norms: _Norms, at: int, bar: float, parts: dict[str, float | None]
     ) -> Finding:
-        step, norm, harm = int(norms.steps[at]), norms.total[at], norms.harm(at)
+        step = int(norms.steps[at])
+        norm = norms.total[at]
+        harm = norms.harm(at)
         rest = norms.total[at:]
         largest = float(rest[np.isfinite(rest)].max())
         fate = "and stayed above it"
@@ -236,19 +239,19 @@ class _Norms:
     @classmethod
     def of(cls, recording: Recording, root: int) -> _Norms:
         """Return the norms of a root from the gradients that are recorded in nearly all steps."""
-        sites, every = (
-            [site for site in recording.of_kind("param.grad") if site.root == root],
-            recording.all_rows,
-        )
+        sites = [site for site in recording.of_kind("param.grad") if site.root == root]
+        every = recording.all_rows
         line = np.full(len(recording.sites), -1)
         line[[site.id for site in sites]] = np.arange(len(sites))
         own = np.flatnonzero(line[every.site] >= 0)
-        step, counted = every.rows.step[own], _counted(every.rows)[own]
+        step = every.rows.step[own]
+        counted = _counted(every.rows)[own]
         steps = np.unique(step[counted])
         squares = np.zeros((len(sites), len(steps)))
         present = np.zeros(squares.shape, dtype=bool)
         own, step = own[shared := np.isin(step, steps)], step[shared]
-        i, at = line[every.site[own]], np.searchsorted(steps, step)
+        i = line[every.site[own]]
+        at = np.searchsorted(steps, step)
         squares[i, at], present[i, at] = every.rows.sumsq[own], True
         kept = _steady(present)
         return cls(recording, [sites[i] for i in np.flatnonzero(kept)], steps, squares[kept])

@@ -126,8 +126,10 @@ class GradVanish(Rule):
                 yield root, own.part(alive, seen)
 
     def _vanishes(self, own: WeightCourses) -> bool:
-        gradient, arriving = _contrast(own.gradient), _contrast(own.arriving)
-        samples, hopeless = int(np.isfinite(gradient).sum()), bool((gradient < self.hopeless).all())
+        gradient = _contrast(own.gradient)
+        arriving = _contrast(own.arriving)
+        samples = int(np.isfinite(gradient).sum())
+        hopeless = bool((gradient < self.hopeless).all())
         enough = self.few if hopeless else self.min_samples
         if samples < enough or not 0 < np.nanmedian(gradient) < self.ratio:
             return False
@@ -143,7 +145,8 @@ class GradVanish(Rule):
         contrast = _contrast(own.gradient)
         samples = int(np.isfinite(contrast).sum())
         ratio = float(np.nanmedian(contrast))
-        first, last = own.weights[0], own.weights[len(own.weights) // 3 - 1]
+        first = own.weights[0]
+        last = own.weights[len(own.weights) // 3 - 1]
         step = int(own.steps[(contrast < self.ratio).argmax()])
         shallow, deep = (plain(finite_median(part)) for part in _thirds(own.update))
         profile = {

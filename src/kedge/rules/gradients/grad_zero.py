@@ -216,7 +216,8 @@ def _zeros_of(
     begins = np.maximum(starts, last + 1)
     courses = {}
     for site in sites:
-        begin, end = int(begins[site.id]), int(ends[site.id])
+        begin = int(begins[site.id])
+        end = int(ends[site.id])
         since = int(rows.step[places[begin]]) if begin < end else -1
         courses[site] = _Zeros(end - begin, since, bool(last[site.id] >= 0))
     return courses

@@ -104,7 +104,8 @@ class GradsKept(Rule):
         return longest
 
     def _finding(self, recording: Recording, number: int, seen: list[GradsKeptEvent]) -> Finding:
-        first, kept = seen[0], max(event.kept for event in seen)
+        first = seen[0]
+        kept = max(event.kept for event in seen)
         optimizer = next((o for o in optimizers(recording) or () if o.index == number), None)
         sites = trained_sites(recording, "param.grad")
         if optimizer is not None:

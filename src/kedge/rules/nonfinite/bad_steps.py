@@ -213,10 +213,8 @@ def _judge(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return for each root and step whether it was hurt, and whether that is known; see Note [Recovered]."""
     roots = max((site.root for site in recording.sites), default=0) + 1
-    wrong, known = (
-        np.zeros((roots, len(steps)), dtype=bool),
-        np.zeros((roots, len(steps)), dtype=bool),
-    )
+    wrong = np.zeros((roots, len(steps)), dtype=bool)
+    known = np.zeros((roots, len(steps)), dtype=bool)
     total = np.zeros((roots, len(steps)), dtype=np.int8)
     for site in recording.of_kind(TOTAL):
         total[site.root] = table[site.id]

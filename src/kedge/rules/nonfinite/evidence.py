@@ -330,9 +330,13 @@ def _of_rows(recording: Recording, birth: Birth, sighting: Sighting) -> RowEvide
 
 def _gradient_step(sighting: Sighting, text: Callable[[int], str]) -> GradientStep:
     """Return what is recorded of the step of which only gradients are, and of the next one."""
-    first, later, near = sighting.bad_step, sighting.later, sighting.near
+    first = sighting.bad_step
+    later = sighting.later
+    near = sighting.near
     if sighting.shown_first:
-        first, later, near = sighting.shown_first, sighting.bad_step, ()
+        first = sighting.shown_first
+        later = sighting.bad_step
+        near = ()
     sound = None
     if first.last_sound >= 0:
         sound = first.last_sound

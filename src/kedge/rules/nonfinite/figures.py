@@ -329,7 +329,8 @@ def lead_up(wiring: Wiring, step: int, sites: Iterable[int]) -> LeadUp:
     for site in list(dict.fromkeys(sites))[:_SITES]:
         rows = wiring.recording.rows(wiring.sites[site])
         states = states_of(rows)
-        sizes, largest = rows.statistic("rms"), rows.statistic("absmax")
+        sizes = rows.statistic("rms")
+        largest = rows.statistic("absmax")
         rms: list[float | None] = [None] * len(steps)
         absmax: list[float | None] = [None] * len(steps)
         state: list[str | None] = [None] * len(steps)

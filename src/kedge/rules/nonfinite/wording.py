@@ -542,7 +542,9 @@ class _RowWords:
     def _operation(self) -> OperationAdvice:
         """Return the operation that made the value, as far as it is known."""
         sighting, figures = self.sighting, self.figures
-        name, kind, node = f"the forward of {figures.name}", "", figures.node()
+        name = f"the forward of {figures.name}"
+        kind = ""
+        node = figures.node()
         if sighting.module is not None and sighting.certainty == "seen":
             name, kind = figures.name, sighting.module.type
         unmeasured = figures.unmeasured()
@@ -608,7 +610,8 @@ class _RowWords:
 
     def _remedy_of_gradients(self) -> str:
         """Return signs that the optimizer's steps were too large, and how to find the place."""
-        bad_step, growth = self.sighting.bad_step, self.figures.growth()
+        bad_step = self.sighting.bad_step
+        growth = self.figures.growth()
         if growth:
             signs = _GROWN.format(**asdict(growth)) + (
                 "; lower the learning rate or warm it up, and clip gradients. "

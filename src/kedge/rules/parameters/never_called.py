@@ -136,7 +136,8 @@ class NeverCalled(Rule):
     def _finding(
         self, recording: Recording, severity: Severity, entries: list[LedgerLine]
     ) -> Finding:
-        sites, cause = [entry.site for entry in entries], entries[0].cause
+        sites = [entry.site for entry in entries]
+        cause = entries[0].cause
         return Finding(
             code=self.code,
             severity=severity,

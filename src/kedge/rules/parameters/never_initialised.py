@@ -120,7 +120,8 @@ class NeverInitialised(Rule):
         return len(run) == len(own) or all(start.zero_gradient for start in run)
 
     def _finding(self, recording: Recording, root: int, found: list[_Start], says: str) -> Finding:
-        names, first = [start.site.name for start in found], found[0]
+        names = [start.site.name for start in found]
+        first = found[0]
         verb, it = ("start", "they") if len(names) > 1 else ("starts", "it")
         said = says.format(start=verb, it=it, values=first.values())
         return Finding(
@@ -178,7 +179,8 @@ class _Start:
     def of(cls, recording: Recording, weight: Weight) -> _Start | None:
         """Return the start of a weight; None if step 0 was not measured, or if only one dimension has several elements."""
         every, site = recording.all_rows, weight.param
-        rows, at = every.rows, int(every.starts[site.id])
+        rows = every.rows
+        at = int(every.starts[site.id])
         if (
             not every.lengths[site.id]
             or rows.step[at] != 0
@@ -186,10 +188,12 @@ class _Start:
             or not _is_matrix(site)
         ):
             return None
-        rms, bounded = float(recording.statistic("rms")[at]), bool(np.isfinite(rows.min[at]))
+        rms = float(recording.statistic("rms")[at])
+        bounded = bool(np.isfinite(rows.min[at]))
         low, high = -rms, rms
         if bounded:
-            low, high = float(rows.min[at]), float(rows.max[at])
+            low = float(rows.min[at])
+            high = float(rows.max[at])
         zero_gradient = False
         if weight.grad is not None and every.lengths[weight.grad.id]:
             there = int(every.starts[weight.grad.id])

@@ -149,12 +149,15 @@ class NotOptimized(Rule):
 
     def _replaced(self, recording: Recording, event: NotOptimizedEvent, root: int) -> Finding:
         names = [escape(name) for name in event.replaced]
-        model, by = names_of(recording, [root]), trained_by(recording, root)
+        model = names_of(recording, [root])
+        by = trained_by(recording, root)
         if by:
             by = f" ({by})"
         verb, another, name = "is", "another tensor", "this name"
         if len(names) > 1:
-            verb, another, name = "are", "other tensors", "these names"
+            verb = "are"
+            another = "other tensors"
+            name = "these names"
         return self._finding(
             "error",
             names,
@@ -193,7 +196,8 @@ class NotOptimized(Rule):
         )
 
     def _outside(self, recording: Recording, event: NotOptimizedEvent, root: int) -> Finding:
-        names, model = [escape(name) for name in event.outside], names_of(recording, [root])
+        names = [escape(name) for name in event.outside]
+        model = names_of(recording, [root])
         them, their = "it", "its"
         if len(names) > 1:
             them, their = "them", "their"
@@ -218,7 +222,8 @@ class NotOptimized(Rule):
         )
 
     def _tensors(self, recording: Recording, event: NotOptimizedEvent, root: int) -> Finding:
-        names, model = [escape(name) for name in event.tensors], names_of(recording, [root])
+        names = [escape(name) for name in event.tensors]
+        model = names_of(recording, [root])
         unchanged = "it. It gets gradients but never changes"
         if len(names) > 1:
             unchanged = "them. They get gradients but never change"

@@ -107,7 +107,8 @@ class UnusedParam(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every cause, and one for every root with parameters that no optimizer holds."""
-        paths, alive = uncalled(recording), _Alive.of(recording)
+        paths = uncalled(recording)
+        alive = _Alive.of(recording)
         judged = [
             entry
             for entry in unreached(recording)
@@ -181,7 +182,8 @@ class _Alive:
         """Return the trained parameters of a recording."""
         every = recording.all_rows
         # An optimizer skips parameters without a gradient: their updates are recorded as zero.
-        there, moved = every.lengths > 0, every.any(every.rows.sumsq > 0)
+        there = every.lengths > 0
+        moved = every.any(every.rows.sumsq > 0)
         kinds = {"param.grad": there, "param.acc": there, "update": moved}
         seen = [
             site
@@ -235,7 +237,8 @@ def _silences(
     recording: Recording, root: int, entries: Iterable[LedgerLine]
 ) -> dict[_Silence, list[LedgerLine]]:
     """Return the entries of one root by the reason why they got no gradient."""
-    paths, top = GradientPaths.of(recording, root), root_path(recording, root)
+    paths = GradientPaths.of(recording, root)
+    top = root_path(recording, root)
     ends = [(entry, paths.end(path_of(entry), top)) for entry in entries]
     ruled_out = {
         end.last: entry.ungraded or "" for entry, end in ends if end and end.without == end.last

@@ -94,7 +94,8 @@ class Wiring:
         """Whether a container's output may be a module's: they have the same node, gradient and figures."""
         if not holder.outs or not module.outs:
             return module is self.inside(holder)[-1]
-        outer, inner = self.sites[holder.outs[0]], self.sites[module.outs[0]]
+        outer = self.sites[holder.outs[0]]
+        inner = self.sites[module.outs[0]]
         if outer.node != inner.node:
             return False
         # Hooks on one tensor fire in the order of registration, the inner one first; backward
@@ -105,7 +106,8 @@ class Wiring:
 
     def _alike(self, outer: SiteInfo, inner: SiteInfo) -> bool:
         """Whether two outputs had the same figures in all steps in which both modules were called equally often."""
-        a, b = self.recording.rows(outer), self.recording.rows(inner)
+        a = self.recording.rows(outer)
+        b = self.recording.rows(inner)
         _, i, j = np.intersect1d(a.step, b.step, return_indices=True)
         same = a.calls[i] == b.calls[j]
         i, j = i[same], j[same]

@@ -71,7 +71,8 @@ class EvalMode(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
-        events, trained = events_of(recording, ModesEvent), trained_roots(recording)
+        events = events_of(recording, ModesEvent)
+        trained = trained_roots(recording)
         for root in sorted({event.root for event in events} & trained):
             own = [event for event in events if event.root == root]
             steps = steps_of_training(recording, root)
@@ -94,7 +95,8 @@ class EvalMode(Rule):
         self, recording: Recording, root: int, phases: list[ModesEvent], shown: tuple[int, int]
     ) -> Finding:
         (steps, of), event, since = shown, phases[-1], phases[0].step
-        paths, site = list(event.eval), f"{root_path(recording, root)}:out"
+        paths = list(event.eval)
+        site = f"{root_path(recording, root)}:out"
         model = names_of(recording, [root])
         broken = ""
         if len(phases) > 1:

@@ -107,7 +107,8 @@ class LossBelowZero(Rule):
         return no_loss_graph(self.code, recording)
 
     def _finding(self, loss: Loss, below: Bools, name: str, *, turned: bool) -> Finding:
-        first, source = int(loss.steps[below.argmax()]), loss.site.source
+        first = int(loss.steps[below.argmax()])
+        source = loss.site.source
         where = ""
         if source:
             where = f" at {line_of(source)}"

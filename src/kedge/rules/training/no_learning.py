@@ -119,7 +119,8 @@ class NoLearning(Rule):
 
     def _fallen(self, values: Floats) -> bool:
         """Whether a loss fell by more than its noise, by any of three comparisons."""
-        noise, last = _noise(values), values[-(len(values) // 4) :]
+        noise = _noise(values)
+        last = values[-(len(values) // 4) :]
         for before in (values[: self.head], values[:1], values[: len(values) // 4]):
             error = _MEDIAN * noise * math.sqrt(1 / len(before) + 1 / len(last))
             if np.median(before) - np.median(last) > self.sure * error:
@@ -133,8 +134,10 @@ class NoLearning(Rule):
         )
 
     def _finding(self, recording: Recording, loss: Loss) -> Finding:
-        first, last = float(np.median(loss.values[: self.head])), float(np.median(_last(loss)))
-        noise, classes = _noise(loss.values), _classes(recording, loss)
+        first = float(np.median(loss.values[: self.head]))
+        last = float(np.median(_last(loss)))
+        noise = _noise(loss.values)
+        classes = _classes(recording, loss)
         chance = ""
         if classes is not None and self._at_chance(recording, loss):
             level = math.log(classes)
@@ -143,7 +146,8 @@ class NoLearning(Rule):
             if is_worse:
                 verb = "is above"
             chance = f", which {verb} chance for {classes} classes (log {classes} = {level:.3g})"
-        step, end = int(loss.steps[-1]), recording.end
+        step = int(loss.steps[-1])
+        end = recording.end
         run = 0
         if end is not None:
             run = end.steps or 0

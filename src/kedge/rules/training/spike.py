@@ -138,14 +138,13 @@ class Spike(Rule):
         if len(values) <= self.min_history:
             return
         means = np.convolve(values, np.full(self.recent, 1 / self.recent), "valid")
-        first, best = float(np.median(values[: self.recent])), np.minimum.accumulate(means)
+        first = float(np.median(values[: self.recent]))
+        best = np.minimum.accumulate(means)
         jumps = np.concatenate([np.zeros(self.recent), values[self.recent :] - means[:-1]])
         for at in range(self.min_history, len(values)):
-            mean, jump, earlier = (
-                means[at - self.recent],
-                jumps[at],
-                jumps[max(0, at - self.history) : at],
-            )
+            mean = means[at - self.recent]
+            jump = jumps[at]
+            earlier = jumps[max(0, at - self.history) : at]
             progress = max(first - best[at - self.recent], 0.0)
             share = self.undone if jump > progress else self.rtol
             large = jump >= share * abs(mean) and jump > self.undone * progress

@@ -10,4 +10,13 @@ from kedge.rules.evidence import Evidence
 from kedge.rules.registry import ALL, check, explain
 from kedge.rules.rule import Finding, Rule, Severity
 
-__all__ = ["ALL", "Evidence", "Finding", "NoSuchRule", "Rule", "Severity", "check", "explain"]
+__all__ = [
+    "ALL",
+    "Evidence",
+    "Finding",
+    "NoSuchRule",
+    "Rule",
+    "Severity",
+    "check",
+    "explain",
+]

@@ -37,7 +37,8 @@ def with_dump_on(recording: Recording) -> str:
 def measures_all(recording: Recording) -> bool:
     """Whether the options of the run ask for every step to be measured."""
     manifest = recording.manifest
-    return manifest.get("every") == 1 and "budget" in manifest and manifest["budget"] is None
+    is_unlimited = "budget" in manifest and manifest["budget"] is None
+    return manifest.get("every") == 1 and is_unlimited
 
 
 def dumps(recording: Recording) -> bool:
@@ -60,7 +61,8 @@ def again(recording: Recording, purpose: str, since: str = "") -> str:
         purpose: The beginning of the sentence: ``To have the module named``.
         since: The point to start from, if not the beginning, with a space after it.
     """
-    seen = not is_compiled(recording) or any(site.kind == "out" for site in recording.sites)
+    has_outputs = any(site.kind == "out" for site in recording.sites)
+    seen = not is_compiled(recording) or has_outputs
     command = ""
     if seen:
         command = closer_look(recording)

@@ -85,10 +85,9 @@ def follow(
                 continue
             why = next((i for i in causes if models.may_follow(finding, found[i])), None)
             if why is not None:
-                found[why] = replace(
-                    found[why],
-                    severity=min(found[why].severity, finding.severity, key=SEVERITIES.index),
-                )
+                known_cause = found[why]
+                worst = min(known_cause.severity, finding.severity, key=SEVERITIES.index)
+                found[why] = replace(known_cause, severity=worst)
                 found[at] = _lowered(finding, cause.partition(":")[0])
     return found
 
@@ -129,7 +128,8 @@ class _Models:
         are not known.
         """
         roots = self.recording.roots
-        own = self._roots.get(site, root_of(self.recording, unescape(site.rpartition(":")[0])))
+        path = unescape(site.rpartition(":")[0])
+        own = self._roots.get(site, root_of(self.recording, path))
         if not 0 <= own < len(roots) or roots[own].trained is False:
             return None
         held = set(roots[own].optimizers)

@@ -30,14 +30,16 @@ def naming_ranks(
 
     @cache
     def places(code: str, rank: int) -> frozenset[str]:
-        return frozenset(finding.site for finding in judging[code].check(recording.of_rank(rank)))
+        found = judging[code].check(recording.of_rank(rank))
+        return frozenset(finding.site for finding in found)
 
     named = []
     for finding in findings:
         holding: list[int] = []
         if finding.code in judging:
-            holding = [rank for rank in ranks if finding.site in places(finding.code, rank)]
-            holding = holding or _having(recording, finding.site)
+            site, code = finding.site, finding.code
+            holding = [rank for rank in ranks if site in places(code, rank)]
+            holding = holding or _having(recording, site)
         if holding:
             named.append(_with_ranks(finding, holding, len(ranks)))
         else:

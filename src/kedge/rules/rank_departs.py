@@ -141,8 +141,11 @@ class RankDeparts(Rule):
             or any(self._differs(c[:, :1]).any() for c in courses.values())
         ):
             return
-        departed = {name: np.flatnonzero(self._differs(course)) for name, course in courses.items()}
-        first = {name: int(found[0]) for name, found in departed.items() if len(found)}
+        first = {}
+        for name, course in courses.items():
+            departed = np.flatnonzero(self._differs(course))
+            if len(departed):
+                first[name] = int(departed[0])
         if not first:
             return
         at = min(first.values())

@@ -150,6 +150,10 @@ class Rule(ABC):
         """Return what the rule lacks to judge a recording; None if it could judge, or if it does not apply."""
         return None
 
-    def drawn(self, recording: Recording, finding: Finding) -> Sequence[str]:  # noqa: ARG002 - others need it
+    def drawn(
+        self,
+        recording: Recording,  # noqa: ARG002 - others need it
+        finding: Finding,
+    ) -> Sequence[str]:
         """Return the sites whose curves the page draws beside a finding, as text."""
         return [finding.site]

@@ -72,7 +72,8 @@ def codes(
     listed = table[key]
     if not isinstance(listed, list) or not all(isinstance(code, str) for code in listed):
         raise ConfigError(
-            f'{where}: {key} in [tool.kedge] is {listed!r}; write a list of codes: {key} = ["{rules[0].code}"]'
+            f"{where}: {key} in [tool.kedge] is {listed!r}; write a list of codes: "
+            f'{key} = ["{rules[0].code}"]'
         )
     return [_code(code, rules, f"{key} in [tool.kedge]", where) for code in listed]
 

@@ -123,7 +123,8 @@ class DeadChannel(Rule):
                 min(len(activity.steps) for activity in usual),
                 self.min_steps,
             )
-        fewest = min((int(activity.samples.sum()) for activity in usual), default=self.few_samples)
+        samples = [int(activity.samples.sum()) for activity in usual]
+        fewest = min(samples, default=self.few_samples)
         if fewest < self.few_samples:
             return Lack(self.code, "values per channel", fewest, self.few_samples)
         return None
@@ -165,7 +166,8 @@ class DeadChannel(Rule):
 
     def _finding(self, layer: _Layer, after: list[_Layer]) -> Finding:
         samples, steps = layer.window
-        since = layer.silent_since(max(self.min_dead, int(self.warning * len(layer.dead)) + 1))
+        reported = int(self.warning * len(layer.dead)) + 1
+        since = layer.silent_since(max(self.min_dead, reported))
         past = ", nor at any time before"
         remedy = _NEVER_ALIVE
         if layer.once_alive:
@@ -260,7 +262,8 @@ class _Layer:
     @property
     def window(self) -> tuple[int, int]:
         """The number of samples and of steps that were judged."""
-        return int(self.activity.samples[self.start :].sum()), len(self.activity.steps) - self.start
+        samples = self.activity.samples[self.start :]
+        return int(samples.sum()), len(self.activity.steps) - self.start
 
     @property
     def once_alive(self) -> int:

@@ -81,7 +81,8 @@ class NearOverflow(Rule):
         largest = np.maximum(np.abs(rows.rows.min), np.abs(rows.rows.max))
         limits = np.array([self._limit(site) for site in recording.sites])
         counts = rows.count(measured & (largest > limits[rows.site]))
-        for number in np.flatnonzero(np.isfinite(limits) & (counts >= self.min_samples)).tolist():
+        is_near = np.isfinite(limits) & (counts >= self.min_samples)
+        for number in np.flatnonzero(is_near).tolist():
             site = recording.sites[number]
             course = _magnitudes(recording, site)
             if (course.values > limits[number]).sum() >= self.min_samples:
@@ -92,7 +93,8 @@ class NearOverflow(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured steps."""
         lengths = recording.all_rows.lengths
-        sites = [site for site in recording.sites if site.dtype in FORMATS and lengths[site.id]]
+        known = [site for site in recording.sites if site.dtype in FORMATS]
+        sites = [site for site in known if lengths[site.id]]
         if not sites:
             return None
         return too_few(self.code, measured(recording, sites), self.min_samples)

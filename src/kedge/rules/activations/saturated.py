@@ -154,5 +154,6 @@ def _shares(recording: Recording) -> list[Course]:
 def _is_last(wiring: Wiring, site: SiteInfo) -> bool:
     """Whether only the containers of a module return after it, of the modules of its root."""
     module = wiring.modules[site.owner]
-    holders = [holder for holder in wiring.ancestors(module) if holder.position > module.position]
+    around = wiring.ancestors(module)
+    holders = [holder for holder in around if holder.position > module.position]
     return wiring.later(module) == len(holders)

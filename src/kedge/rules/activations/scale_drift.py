@@ -113,7 +113,8 @@ class ScaleDrift(Rule):
         course = course.where(slice(min(int(half), len(course) - self.min_samples), None))
         course = course.where(slice(None, None, -(-len(course) // _POINTS)))
         drift = _Drift(course, theil_sen(course.steps, course.values))
-        fast = abs(drift.slope) * 1000 > self.slope and abs(drift.doublings) > self.doublings
+        is_steep = abs(drift.slope) * 1000 > self.slope
+        fast = is_steep and abs(drift.doublings) > self.doublings
         if fast and drift.bend <= self.straight * abs(drift.doublings):
             return drift
         return None

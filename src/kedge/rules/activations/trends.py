@@ -18,8 +18,9 @@ _MOST_POINTS = 1000
 def outputs_of_weights(recording: Recording) -> list[SiteInfo]:
     """Return the outputs of the modules that have a weight, in the order in which they return."""
     modules = wire(recording).modules
-    owners = {w.param.owner: modules[w.param.owner] for w in weights(recording) if not w.table}
-    return [recording.sites[module.outs[0]] for module in owners.values() if module.outs]
+    found = [weight.param.owner for weight in weights(recording) if not weight.table]
+    owners = [modules[owner] for owner in dict.fromkeys(found)]
+    return [recording.sites[module.outs[0]] for module in owners if module.outs]
 
 
 def log2(scales: Floats) -> Floats:

@@ -137,7 +137,8 @@ class GradExplode(Rule):
     def drawn(self, recording: Recording, finding: Finding) -> Sequence[str]:
         """Return the norm of the gradients, which the finding is about; its site has the largest share of it."""
         roots = {site.site: site.root for site in recording.sites}
-        norms = [s.site for s in recording.of_kind("grad.norm") if s.root == roots[finding.site]]
+        root = roots[finding.site]
+        norms = [site.site for site in recording.of_kind("grad.norm") if site.root == root]
         return norms or [finding.site]
 
     def _lag(self, norms: _Norms) -> float:
@@ -254,7 +255,8 @@ class _Norms:
         at = np.searchsorted(steps, step)
         squares[i, at], present[i, at] = every.rows.sumsq[own], True
         kept = _steady(present)
-        return cls(recording, [sites[i] for i in np.flatnonzero(kept)], steps, squares[kept])
+        steady = [sites[i] for i in np.flatnonzero(kept)]
+        return cls(recording, steady, steps, squares[kept])
 
     @classmethod
     def of_every_step(cls, recording: Recording, root: int) -> _Norms:
@@ -298,7 +300,8 @@ class _Norms:
         if not 0 < after < len(self.weights.steps):
             return 0.0
         size = self.weights.size
-        changed = middle(np.abs(share(size[:, after : after + 1], size[:, after - 1 : after]) - 1))
+        now, was = size[:, after : after + 1], size[:, after - 1 : after]
+        changed = middle(np.abs(share(now, was) - 1))
         return float(np.nan_to_num(changed[0]))
 
     @cached_property

@@ -86,11 +86,14 @@ class GradZero(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
-        for _, own in by_root(trained_sites(recording, "param.grad"), lambda site: site.root):
+        grads = trained_sites(recording, "param.grad")
+        for _, own in by_root(grads, lambda site: site.root):
             judged = _zeros_of(recording, own)
             if any(course.moved for course in judged.values()):
                 judged = _zeros_of(recording, own, steps_without_loss(recording))
-            enough = self.samples if any(course.moved for course in judged.values()) else self.few
+            enough = self.few
+            if any(course.moved for course in judged.values()):
+                enough = self.samples
             still = {site for site, course in judged.items() if course.length >= enough}
             driven = {site for site, course in judged.items() if course.moved} - still
             still -= {site for site in still if _is_shift(site, driven)}
@@ -127,7 +130,8 @@ class GradZero(Rule):
 
         severity: Severity = "warning"
         kind = "some"
-        if len(still) == len(judged) and not any(course.moved for course in judged.values()):
+        has_moved = any(course.moved for course in judged.values())
+        if len(still) == len(judged) and not has_moved:
             severity = "error"
             kind = "all"
         return Finding(
@@ -162,15 +166,24 @@ def _sources_of_zeros(recording: Recording, still: list[SiteInfo], later: list[S
     for site in recording.of_kind("param"):
         rows = recording.rows(site)
         full = rows.level == FULL
-        if site.path in paths and len(site.shape) > 1 and full.any() and not rows.sumsq[full].any():
+        if site.path not in paths or len(site.shape) < 2:
+            continue
+        if full.any() and not rows.sumsq[full].any():
             zero.append(site.name)
     says = ""
     if zero:
         verb = "are"
         if len(zero) == 1:
             verb = "is"
-        says = f"{listed(zero, NAMED)} {verb} zero in every measured step: a product with it is zero, so initialise it. "
-    states = [site.name for site in still if site.path.rpartition(".")[2].startswith("weight_hh")]
+        says = (
+            f"{listed(zero, NAMED)} {verb} zero in every measured step: a product with "
+            "it is zero, so initialise it. "
+        )
+    states = []
+    for site in still:
+        last = site.path.rpartition(".")[2]
+        if last.startswith("weight_hh"):
+            states.append(site.name)
     if states:
         says += (
             f"{listed(states, NAMED)}: its gradient is a product with the state "
@@ -204,7 +217,8 @@ def _zeros_of(
     known = (rows.level == FULL) & rows.clean & (rows.count > 0)
     if without is not None:
         known &= ~np.isin(rows.step, without)
-    extremes = np.maximum(np.abs(np.nan_to_num(rows.min)), np.abs(np.nan_to_num(rows.max)))
+    low, high = np.nan_to_num(rows.min), np.nan_to_num(rows.max)
+    extremes = np.maximum(np.abs(low), np.abs(high))
     zero = (rows.sumsq == 0) & (extremes == 0)
     places = np.flatnonzero(known)
     owners = recording.all_rows.site[places]

@@ -69,7 +69,8 @@ class GradsKept(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every optimizer."""
-        kept = [event for event in events_of(recording, GradsKeptEvent) if self._counts(event)]
+        events = events_of(recording, GradsKeptEvent)
+        kept = [event for event in events if self._counts(event)]
         for optimizer in sorted({event.optimizer for event in kept}):
             own = [event for event in kept if event.optimizer == optimizer]
             run = self._longest(recording, [event.step for event in own])
@@ -106,7 +107,8 @@ class GradsKept(Rule):
     def _finding(self, recording: Recording, number: int, seen: list[GradsKeptEvent]) -> Finding:
         first = seen[0]
         kept = max(event.kept for event in seen)
-        optimizer = next((o for o in optimizers(recording) or () if o.index == number), None)
+        known = optimizers(recording) or ()
+        optimizer = next((each for each in known if each.index == number), None)
         sites = trained_sites(recording, "param.grad")
         if optimizer is not None:
             sites = [site for site in sites if site.root in optimizer.roots]

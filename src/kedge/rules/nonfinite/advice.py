@@ -191,7 +191,9 @@ class OperationAdvice:
     @property
     def multiplies(self) -> bool:
         """Whether it is a sum of products, which is defined for all inputs and can only overflow."""
-        return bool(_PRODUCTS.match(self.type) or (self.node and _PRODUCT_NODES.match(self.node)))
+        if _PRODUCTS.match(self.type):
+            return True
+        return bool(self.node and _PRODUCT_NODES.match(self.node))
 
     def advice(self) -> str:
         """Return what to do."""

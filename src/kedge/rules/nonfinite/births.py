@@ -89,7 +89,9 @@ class Birth:
     @property
     def names_operation(self) -> bool:
         """Whether the operation that made it is known."""
-        return self.operation is not None or (self.kept is not None and bool(self.kept.operations))
+        if self.operation is not None:
+            return True
+        return self.kept is not None and bool(self.kept.operations)
 
     @property
     def names_call(self) -> bool:
@@ -315,7 +317,8 @@ def with_producer(
         return found
 
     producer = Producer(min(written, key=lambda event: event.step))
-    earlier = [birth for birth in found if birth.step < producer.step and not birth.recovered]
+    lasting = [birth for birth in found if not birth.recovered]
+    earlier = [birth for birth in lasting if birth.step < producer.step]
     if any(birth.names_operation or birth.severity == "error" for birth in earlier):
         return found
 

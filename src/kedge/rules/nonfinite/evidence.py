@@ -261,7 +261,9 @@ def evidence_of(recording: Recording, birth: Birth, *, graph_adds: bool) -> NanB
         made = birth.kept.operations
     if made:
         found = replace(found, operation=made[0], operations=made)
-    if birth.operation is None or (birth.operation.place == "entry" and birth.place != "entry"):
+    if birth.operation is None:
+        return found
+    if birth.operation.place == "entry" and birth.place != "entry":
         # The rows show what went in finite, and the graph only what a cast made of it.
         return found
 
@@ -283,7 +285,9 @@ def _of_rows(recording: Recording, birth: Birth, sighting: Sighting) -> RowEvide
     bad_step, text = sighting.bad_step, wiring.text
     row, module = figures.row(), sighting.module
     healed = [
-        text(m.outs[0]) for m in wiring if bad_step.nonfinite(m.ins) and bad_step.are_finite(m.outs)
+        text(each.outs[0])
+        for each in wiring
+        if bad_step.nonfinite(each.ins) and bad_step.are_finite(each.outs)
     ]
 
     bad = bad_step.nonfinite(range(len(wiring.sites)))

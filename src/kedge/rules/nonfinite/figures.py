@@ -303,7 +303,8 @@ class Figures:
         """Return the steps before the birth, for its site and the inputs of its module; see `lead_up`."""
         sighting = self.sighting
         inputs = list(sighting.near)
-        if sighting.place == "forward" and sighting.certainty != "between" and sighting.module:
+        is_own = sighting.place == "forward" and sighting.certainty != "between"
+        if is_own and sighting.module:
             inputs = inputs_of(self.wiring, sighting.module) or inputs
         return lead_up(self.wiring, self._step, [sighting.site, *inputs])
 

@@ -137,7 +137,11 @@ class NanBorn(Rule):
             return None
         return Lack(self.code, "recorded step", 0, 1)
 
-    def drawn(self, recording: Recording, finding: Finding) -> Sequence[str]:  # noqa: ARG002 - its evidence says it
+    def drawn(
+        self,
+        recording: Recording,  # noqa: ARG002 - the evidence says it
+        finding: Finding,
+    ) -> Sequence[str]:
         """Return the site, and those with finite values next to it."""
         evidence = finding.evidence
         if not isinstance(evidence, RowEvidence):

@@ -244,18 +244,16 @@ class NotOptimized(Rule):
 
     def _in_vain(self, passes: int) -> Iterable[Finding]:
         if passes >= self.min_passes:
-            says = f"The program's optimizer never stepped in {passes:,} backward passes, which changed no parameter."
             yield Finding(
-                self.code,
-                "warning",
-                "optimizer",
-                -1,
-                says,
-                InVainEvidence(
-                    passes=passes,
-                ),
-                0.9,
-                "Call optimizer.step() after backward(); with a GradScaler, "
+                code=self.code,
+                severity="warning",
+                site="optimizer",
+                step=-1,
+                message=f"The program's optimizer never stepped in {passes:,} backward "
+                "passes, which changed no parameter.",
+                evidence=InVainEvidence(passes=passes),
+                confidence=0.9,
+                remedy="Call optimizer.step() after backward(); with a GradScaler, "
                 "scaler.step(optimizer) and scaler.update().",
             )
 

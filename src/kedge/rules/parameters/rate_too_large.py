@@ -128,17 +128,20 @@ class RateTooLarge(Rule):
         self, own: WeightCourses, beginnings: list[_Beginning]
     ) -> tuple[list[int], int, _Beginning | None] | None:
         """Return the weights that were overwritten, the step by which they were, and a loss that did not fall."""
-        needed = max(min(2, len(own.weights)), int(np.ceil(self.part * len(own.weights))))
+        number = len(own.weights)
+        needed = max(min(2, number), int(np.ceil(self.part * number)))
         bar = np.where(own.steps == 0, self.grown, self.whole)
         large = (own.update >= bar) | (_growth(own) >= 1 + self.grown)
         first = _reached(large, own.steps, needed)
         if first is not None and all(early.stays(first) for early in beginnings):
-            return list(np.flatnonzero(large.any(axis=1))), first, next(iter(beginnings), None)
+            found = np.flatnonzero(large.any(axis=1)).tolist()
+            return found, first, next(iter(beginnings), None)
         risen = [at for early in beginnings if (at := early.risen(self.jump)) is not None]
         if beginnings and len(risen) == len(beginnings):
             harmed = (own.update > self.harm) & (own.steps < min(risen))
             if harmed.any(axis=1).sum() >= needed:
-                return list(np.flatnonzero(harmed.any(axis=1))), min(risen), beginnings[0]
+                found = np.flatnonzero(harmed.any(axis=1)).tolist()
+            return found, min(risen), beginnings[0]
         return None
 
     def _finding(
@@ -166,7 +169,8 @@ class RateTooLarge(Rule):
         if loss is not None:
             confidence = 0.9
             values = [plain(value) for value in loss.values]
-            fell = f", and the loss went from {loss.first:.3g} to {loss.height(step):.3g}"
+            highest = loss.height(step)
+            fell = f", and the loss went from {loss.first:.3g} to {highest:.3g}"
         figures = {}
         for i in order[:6]:
             sizes = own.size[i][np.isfinite(own.size[i])]

@@ -134,9 +134,8 @@ class UnusedParam(Rule):
 
     def _forgotten(self, recording: Recording) -> Iterator[Finding]:
         held = {site.path for kind in ("param", "update") for site in recording.of_kind(kind)}
-        grads = [
-            site for site in trained_sites(recording, "param.grad") if self._often(recording, site)
-        ]
+        grads = trained_sites(recording, "param.grad")
+        grads = [site for site in grads if self._often(recording, site)]
         for _, own in by_root(grads, lambda site: site.root):
             sites = [site.site for site in own if site.path not in held]
             if sites and len(sites) < len(own):
@@ -203,7 +202,9 @@ class _Alive:
         trained = roots[root].trained if 0 <= root < len(roots) else None
         # Where this is not recorded, a model without gradients ran under no_grad, if another one
         # has gradients.
-        return path not in self.moved and (trained is True or not self.roots or root in self.roots)
+        if path in self.moved:
+            return False
+        return trained is True or not self.roots or root in self.roots
 
 
 class _Silence(NamedTuple):
@@ -240,12 +241,14 @@ def _silences(
     paths = GradientPaths.of(recording, root)
     top = root_path(recording, root)
     ends = [(entry, paths.end(path_of(entry), top)) for entry in entries]
-    ruled_out = {
-        end.last: entry.ungraded or "" for entry, end in ends if end and end.without == end.last
-    }
+    ruled_out = {}
+    for entry, end in ends:
+        if end and end.without == end.last:
+            ruled_out[end.last] = entry.ungraded or ""
     # The path to what is before a call without a graph ends there as well.
-    cut_at = {mode: dict.fromkeys(paths.outermost(path) for path in ruled_out if ruled_out[path] == mode)
-              for mode in ruled_out.values()}  # fmt: skip
+    cut_at: dict[str, dict[str, None]] = {}
+    for path, mode in ruled_out.items():
+        cut_at.setdefault(mode, {})[paths.outermost(path)] = None
     groups: dict[_Silence, list[LedgerLine]] = {}
     for entry, end in ends:
         if end is None:
@@ -253,8 +256,10 @@ def _silences(
         elif end.without in ruled_out:
             mode = ruled_out[str(end.without)]
             silence = _without_graph(mode, list(cut_at[mode]))
+        elif end.inside:
+            silence = _beside(end)
         else:
-            silence = _beside(end) if end.inside else _behind(end._replace(last=paths.whole(end)))
+            silence = _behind(end._replace(last=paths.whole(end)))
         groups.setdefault(silence, []).append(entry)
     return groups
 

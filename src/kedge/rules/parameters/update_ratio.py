@@ -136,7 +136,10 @@ class UpdateRatio(Rule):
             worst = small[np.argmin(ratios[small])]
             others = small[small != worst]
             step = int(own.steps[(driven[worst] < self.low).argmax()])
-            says = f"less than {self.low:g} times its size in {self.quantile:.0%} of the optimizer steps"
+            says = (
+                f"less than {self.low:g} times its size in {self.quantile:.0%} of the "
+                "optimizer steps"
+            )
             yield self._finding(own, ratios, [worst, *others], "small", says, step)
 
     def _quantiles(self, table: Floats, window: int, quantile: float) -> Floats:

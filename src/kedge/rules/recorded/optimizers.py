@@ -34,7 +34,8 @@ def events_of(recording: Recording, kind: type[AnyEvent]) -> list[AnyEvent]:
 
 def unheld_parameters(recording: Recording) -> set[str]:
     """Return the paths of the trainable parameters that no optimizer held at the end of the run."""
-    return {path for event in events_of(recording, NotOptimizedEvent) for path in event.unheld}
+    events = events_of(recording, NotOptimizedEvent)
+    return {path for event in events for path in event.unheld}
 
 
 def later_starts(recording: Recording, root: int | None = None) -> list[int]:
@@ -50,13 +51,15 @@ def later_starts(recording: Recording, root: int | None = None) -> list[int]:
 
 def rates_of(recording: Recording, root: int) -> list[float]:
     """Return the learning rates of the optimizers that train a root, the highest first."""
-    rates = {float(rate) for optimizer in _training(recording, root) for rate in optimizer.rates}
+    training = _training(recording, root)
+    rates = {float(rate) for optimizer in training for rate in optimizer.rates}
     return sorted((rate for rate in rates if rate > 0), reverse=True)
 
 
 def trained_by(recording: Recording, root: int) -> str:
     """Return words for the optimizers that train a root: ``Adam with a learning rate of 0.001``; empty if unknown."""
-    types = ", ".join(dict.fromkeys(optimizer.type for optimizer in _training(recording, root)))
+    training = _training(recording, root)
+    types = ", ".join(dict.fromkeys(optimizer.type for optimizer in training))
     rates = rates_of(recording, root)
     if not types or not rates:
         return types
@@ -70,4 +73,5 @@ def listed_rates(rates: Iterable[float]) -> str:
 
 def _training(recording: Recording, root: int) -> list[RecordedOptimizer]:
     """Return the optimizers that train a root."""
-    return [optimizer for optimizer in optimizers(recording) or () if root in optimizer.roots]
+    known = optimizers(recording) or ()
+    return [optimizer for optimizer in known if root in optimizer.roots]

@@ -136,9 +136,11 @@ def _alone(recording: Recording, site: SiteInfo) -> Ints:
         return steps
     # Images of another size have another number of elements too: a value of samples and channels
     # alone shows the batch.
-    flat = (s for s in trained_sites(recording, "out") if s.root == site.root and len(s.shape) == 2)
-    for other in flat:
+    for other in trained_sites(recording, "out"):
+        if other.root != site.root or len(other.shape) != 2:
+            continue
         known = recording.rows(other)
         if other.shape[0] == site.shape[0]:
-            return np.intersect1d(steps, known.step[known.count == known.calls * other.shape[1]])
+            is_alone = known.count == known.calls * other.shape[1]
+            return np.intersect1d(steps, known.step[is_alone])
     return steps[:0]

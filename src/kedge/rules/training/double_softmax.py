@@ -165,9 +165,15 @@ def _judged(chain: Sequence[str]) -> tuple[Severity | None, str, str]:
         if name == _WITH_LOGITS and before in ("sigmoid", "softmax"):
             says = f"applies a sigmoid to the output of {before}"
             return "warning", says, _TAKE_OUT.format(name=before)
-        if name.startswith("nll_loss") and (before in ("softmax", "sigmoid") or before in _LINEAR):
-            given = "logits" if before in _LINEAR else f"the output of {before}"
-            return "warning", f"is nll_loss of {given}, which expects log-probabilities", _LOG
+        if name.startswith("nll_loss"):
+            given = ""
+            if before in _LINEAR:
+                given = "logits"
+            elif before in ("softmax", "sigmoid"):
+                given = f"the output of {before}"
+            if given:
+                says = f"is nll_loss of {given}, which expects log-probabilities"
+                return "warning", says, _LOG
         if name == "log_softmax" and (
             before == "log_softmax" or (before, further) == ("log", "softmax")
         ):

@@ -153,7 +153,10 @@ class NoLearning(Rule):
             run = end.steps or 0
         ended = f"ended at {last:.4g}"
         if run - 1 - step > run // _CUT_SHORT:
-            ended = f"was {last:.4g} by step {step:,}, the last of {run:,} steps in which it was recorded"
+            ended = (
+                f"was {last:.4g} by step {step:,}, the last of {run:,} steps in which it "
+                "was recorded"
+            )
         return Finding(
             code=self.code,
             severity=self.severity,

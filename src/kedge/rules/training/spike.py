@@ -166,7 +166,10 @@ class Spike(Rule):
         ]
         if not spikes:
             return
-        means = {at: float(course.values[max(0, at - self.recent) : at].mean()) for at in spikes}
+        means = {}
+        for place in spikes:
+            before = course.values[max(0, place - self.recent) : place]
+            means[place] = float(before.mean())
         highest = max(spikes, key=lambda at: course.values[at] / means[at])
         usual = means[highest]
         height = course.values[highest]

@@ -81,7 +81,8 @@ def codes(
 def toml(rules: Iterable[Rule], defaults: Iterable[Rule]) -> str:
     """Return the thresholds of rules in the form of ``pyproject.toml``; changed ones with their default."""
     usual = {rule.code: thresholds(rule) for rule in defaults}
-    return "\n".join(_section(rule, usual.get(rule.code, {})) for rule in rules if thresholds(rule))
+    shown = [rule for rule in rules if thresholds(rule)]
+    return "\n".join(_section(rule, usual.get(rule.code, {})) for rule in shown)
 
 
 #: The keys of ``[tool.kedge]``.

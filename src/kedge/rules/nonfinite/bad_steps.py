@@ -134,7 +134,8 @@ def _habitual(recording: Recording, table: States, sound: NDArray[np.bool_]) -> 
     If a parameter's gradient held one too, the step was sound only because the optimizer never got
     it.
     """
-    clean = ~(table[[site.id for site in recording.of_kind("param.grad")]] > FINITE).any(axis=0)
+    gradients = [site.id for site in recording.of_kind("param.grad")]
+    clean = ~(table[gradients] > FINITE).any(axis=0)
     found = np.flatnonzero((table[:, sound & clean] == INFINITE).any(axis=1))
     values = np.flatnonzero((table[:, sound] == INFINITE).any(axis=1))
     forward = {int(i) for i in values if recording.sites[i].kind in ("in", "out")}
@@ -288,7 +289,8 @@ def _bad_steps(
     usable_steps = np.union1d(np.setdiff1d(every, steps), steps[sound])
     for column, length in zip(kept.tolist(), lengths.tolist(), strict=True):
         step = int(steps[column])
-        bad_params = frozenset(site.id for site in suspects if _bad_by(recording.rows(site), step))
+        bad = (site.id for site in suspects if _bad_by(recording.rows(site), step))
+        bad_params = frozenset(bad)
         before = usable_steps[: np.searchsorted(usable_steps, step)]
         last_sound = int(before.max(initial=-1))
         yield BadStep(

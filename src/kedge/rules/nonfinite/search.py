@@ -173,8 +173,10 @@ class Search:
         if self.bad_step.bad_params or self._bad_before(module):
             return None
         start = self.wiring.start(module)
-        seen = [m for m in self.wiring if m.position < start and self.bad_step.are_finite(m.outs)]
-        last = seen[-1].outs[:1] if seen else ()
+        last: tuple[int, ...] = ()
+        for each in self.wiring:
+            if each.position < start and self.bad_step.are_finite(each.outs):
+                last = each.outs[:1]
         if module.path in self.wiring.heads:
             return self._sighting("entry", "seen", bad[0], None, last, 0.9)
         return self._sighting("forward", "between", bad[0], holder, last, 0.8)
@@ -183,7 +185,9 @@ class Search:
         """Return the birth of a module's output; None if it was not made there."""
         bad = self.bad_step.nonfinite(module.outs)
         inner = self.wiring.inside(module)
-        if not bad or self.bad_step.nonfinite(site for m in inner for site in (*m.ins, *m.outs)):
+        if not bad:
+            return None
+        if self.bad_step.nonfinite(site for m in inner for site in (*m.ins, *m.outs)):
             return None
         params = [site for m in (module, *inner) for site in m.params]
         if not self.bad_step.bad_params.isdisjoint(params):
@@ -209,7 +213,9 @@ class Search:
         inferred = self.bad_step.inferred.intersection(module.ins)
         if inferred:
             holder = next(iter(self.wiring.ancestors(module)), None)
-            sources = {source for entry in inferred for source in self.wiring.sites[entry].sources}
+            sources: set[int | None] = set()
+            for entry in inferred:
+                sources.update(self.wiring.sites[entry].sources)
             known = sorted(source for source in sources if source is not None)
             return self._sighting("forward", "between", site, holder, known, 0.8)
         spoiled = self.bad_step.nonfinite(module.param_grads)
@@ -415,7 +421,9 @@ class Search:
         for entry in (sites[site] for site in module.ins if None in sites[site].sources):
             # Of several input values only the first one's node is recorded, so that of the unknown
             # one is not known.
-            if len(entry.sources) > 1 or (entry.node is not None and entry.node not in given):
+            if len(entry.sources) > 1:
+                return True
+            if entry.node is not None and entry.node not in given:
                 return True
         return False
 

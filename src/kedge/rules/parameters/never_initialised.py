@@ -93,12 +93,10 @@ class NeverInitialised(Rule):
         """Return the lack of a measured step 0; without weights there is nothing to judge."""
         known = [weight for weight in weights(recording) if _is_matrix(weight.param)]
         starts = _starts(recording)
-        if (
-            known and not starts
-        ):  # an optimizer may call the model in its own first step, before the model is known
-            return Lack(
-                self.code, "measured first step of weights", 0, 1, grows=0 not in recording.steps
-            )
+        if known and not starts:
+            # An optimizer may call the model in its own first step, before the model is known.
+            grows = 0 not in recording.steps
+            return Lack(self.code, "measured first step of weights", 0, 1, grows=grows)
         if starts and not any(start.bounded or start.nonfinite for start in starts):
             return Lack(self.code, "smallest and largest values of weights", 0, 1, grows=False)
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kedge.rules.recorded.trained import trained_sites
 from kedge.store.events import NotOptimizedEvent, OptimizersEvent, RecordedOptimizer
@@ -19,10 +19,10 @@ def optimizers(recording: Recording) -> tuple[RecordedOptimizer, ...] | None:
 
 def has_optimizer(recording: Recording) -> bool:
     """Whether a step of an optimizer was recorded: only then are there parameters and norms of gradients."""
-    kinds = ("param", "update", "grad.norm")
-    return any(
-        len(recording.rows(site)) for kind in kinds for site in trained_sites(recording, kind)
-    )
+    for kind in ("param", "update", "grad.norm"):
+        if any(len(recording.rows(site)) for site in trained_sites(recording, kind)):
+            return True
+    return False
 
 
 def events_of(recording: Recording, kind: type[AnyEvent]) -> list[AnyEvent]:
@@ -45,8 +45,11 @@ def later_starts(recording: Recording, root: int | None = None) -> list[int]:
         recording: The recording.
         root: Only for optimizers that train this root; for all if None.
     """
-    own = (optimizers(recording) or ()) if root is None else _training(recording, root)
-    return sorted({start for optimizer in own if (start := optimizer.first_step or 0) > 0})
+    own: Sequence[RecordedOptimizer] = optimizers(recording) or ()
+    if root is not None:
+        own = _training(recording, root)
+    starts = {optimizer.first_step or 0 for optimizer in own}
+    return sorted(start for start in starts if start > 0)
 
 
 def rates_of(recording: Recording, root: int) -> list[float]:

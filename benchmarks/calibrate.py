@@ -105,7 +105,7 @@ def judge(task: Task) -> Verdict:
 
 def is_so(run: Run, finding: Finding) -> bool:
     """Tell whether a birth was planted where the finding says, or in one of the places that it leaves open."""
-    evidence = finding.evidence
+    evidence = finding.entry()["evidence"]
     if not run.births or "how" not in evidence:
         return True
     how, what = (
@@ -113,7 +113,7 @@ def is_so(run: Run, finding: Finding) -> bool:
         (evidence["module"], *evidence["also"], evidence.get("operation", {}).get("operation")),
     )
     named = {how, *(f"{how} {name}" for name in what)}
-    sound = evidence.get("glance", {}).get("sound")
+    sound = evidence.get("guarded", {}).get("sound")
     return bool(named & run.births) and (sound or 0) <= run.since <= (finding.step or 0)
 
 

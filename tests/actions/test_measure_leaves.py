@@ -106,7 +106,7 @@ def test_a_nan_in_a_later_tensor_is_a_finding_of_its_module() -> None:
     assert recording.rows("two:out").clean[:5].all()
     assert recording.rows("two:out[1]").nan.tolist()[4] == 20
     (finding,) = [f for f in check(recording) if f.code == "NAN-BORN"]
-    assert (finding.site, finding.step, finding.evidence["module"]) == ("two:out[1]", 4, "two")
+    assert (finding.site, finding.step, finding.evidence.module) == ("two:out[1]", 4, "two")
 
 
 class Weighs(nn.Module):

@@ -11,12 +11,20 @@ import pytest
 
 from kedge.cli.main import main
 from kedge.rules import registry
+from kedge.rules.evidence import Evidence
 from kedge.rules.judgement import Judgement
 from kedge.rules.rule import Finding, Rule
 from kedge.store.recording import Recording
 
 Recorded = Callable[..., Path]
 FIELDS = ["code", "severity", "site", "step", "message", "evidence", "confidence", "remedy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class It(Evidence):
+    """Evidence of one figure."""
+
+    it: object
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class Fixed(Rule):
             "log:out",
             10,
             "It is so.",
-            {"it": self.evidence},
+            It(it=self.evidence),
             0.5,
             "Do so.",
         )

@@ -21,6 +21,7 @@ from kedge.errors import NoSuchSite
 from kedge.report.fitted_text import cut
 from kedge.report.shown_run import ShownRun
 from kedge.report.terminal import ReportExtent, console_for, render
+from kedge.rules.evidence import Evidence
 from kedge.rules.registry import ALL
 from kedge.rules.rule import Finding, Rule
 from kedge.store.reading.table import SitesInOne, StatsTable
@@ -490,7 +491,13 @@ def test_a_parameter_that_no_optimizer_held_marks_its_module() -> None:
         ["fc:out", "head:out"], [row("fc:out", 0, 1.0), row("head:out", 0, 1.0)], events=events
     )
     finding = Finding(
-        "NOT-OPTIMIZED", "warning", "fc.weight:param", -1, "fc.weight is in no optimizer.", {}, 0.9
+        "NOT-OPTIMIZED",
+        "warning",
+        "fc.weight:param",
+        -1,
+        "fc.weight is in no optimizer.",
+        Evidence(),
+        0.9,
     )
 
     drawn = report(made, [finding]).splitlines()

@@ -14,7 +14,6 @@ import json
 import math
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def load(path: Path) -> tuple[Recording, list[dict[str, Any]]]:
 
 def findings(recording: Recording) -> list[dict[str, Any]]:
     """Return what all rules find, as plain JSON."""
-    return json.loads(json.dumps([asdict(finding) for finding in check(recording)]))
+    return json.loads(json.dumps([finding.entry() for finding in check(recording)]))
 
 
 def written(course: Course) -> Golden:

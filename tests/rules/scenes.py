@@ -16,7 +16,7 @@ FULL, FINITENESS = 2, 1
 
 def made_at(finding: Finding) -> str:
     """Return where the value of a NAN-BORN was made, and how certain that is: ``forward, seen``."""
-    return f"{finding.evidence['how']}, {finding.evidence['certainty']}"
+    return f"{finding.evidence.how}, {finding.evidence.certainty}"
 
 
 class Scene:

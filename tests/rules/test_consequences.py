@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
+from kedge.json_input.classes import left_out
 from kedge.rules import ALL, check
 from kedge.rules.consequences import causes_and_effects
+from kedge.rules.evidence import Evidence
 from kedge.rules.rule import Finding, Rule, Severity
 from kedge.store.recording import Recording
 from tests.rules.scenes import size
@@ -33,15 +34,24 @@ class Told(Rule):
         return self.findings
 
 
+@dataclass(frozen=True, kw_only=True)
+class Share(Evidence):
+    """Evidence of one figure."""
+
+    share: float | None = left_out(None)
+
+
 def of(
     code: str,
     severity: Severity = "warning",
     *,
     site: str = "fc:out",
     step: int = 0,
-    **evidence: Any,
+    kind: str = "",
+    share: float | None = None,
 ) -> Finding:
     """Make a finding."""
+    evidence = Share(kind=kind, share=share)
     return Finding(code, severity, site, step, f"{code} was found.", evidence)
 
 
@@ -79,7 +89,7 @@ def test_what_follows_becomes_a_hint_that_names_its_cause():
         "info",
         "DEAD-CHANNEL was found. It may follow from RATE-TOO-LARGE.",
     )
-    assert found[DEAD].evidence == {"share": 0.9, "follows": RATE}
+    assert found[DEAD].entry()["evidence"] == {"share": 0.9, "follows": RATE}
 
 
 def test_what_no_cause_was_found_for_stays():
@@ -197,8 +207,8 @@ def test_the_deepest_cause_is_named():
     """And what has become a hint causes nothing."""
     found = judged(of("GRAD-ZERO", kind="some"), of(DEAD), of(RATE), of("INPUT-SCALE"))
 
-    assert {code: finding.evidence.get("follows") for code, finding in found.items()} == {
-        "INPUT-SCALE": None,
+    assert {code: finding.follows for code, finding in found.items()} == {
+        "INPUT-SCALE": "",
         "GRAD-ZERO": "INPUT-SCALE",
         DEAD: "INPUT-SCALE",
         RATE: "INPUT-SCALE",
@@ -265,4 +275,4 @@ def test_a_finding_of_ones_own_rule_follows_from_others():
 
     found = {finding.code: finding for finding in check(Recording.build(), [Effect(findings)])}
 
-    assert found["OWN-EFFECT"].evidence == {"follows": RATE}
+    assert found["OWN-EFFECT"].entry()["evidence"] == {"follows": RATE}

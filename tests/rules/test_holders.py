@@ -50,7 +50,7 @@ def test_a_fault_of_several_ranks_is_one_finding_that_names_them(bad: set[int], 
 
     assert finding.site == "b:out"
     assert finding.message.endswith(f" This holds for {words}.")
-    assert finding.evidence["ranks"] == sorted(bad)
+    assert list(finding.ranks) == sorted(bad)
 
 
 def test_a_single_process_has_no_ranks_to_name() -> None:
@@ -58,4 +58,4 @@ def test_a_single_process_has_no_ranks_to_name() -> None:
     (finding,) = check(recording({0}, ranks=1), [NanBorn()])
 
     assert "This holds for" not in finding.message
-    assert "ranks" not in finding.evidence
+    assert finding.ranks == ()

@@ -71,8 +71,8 @@ def test_a_rank_that_leaves_the_others_is_named() -> None:
     assert finding.message.startswith(
         "At step 20 rank 2 departed from the others on fc.weight:param"
     )
-    assert finding.evidence["rank"] == 2
-    assert finding.evidence["rms"] == {"0": 1.0, "1": 1.0, "2": 1.01}
+    assert finding.evidence.rank == 2
+    assert finding.evidence.rms == {"0": 1.0, "1": 1.0, "2": 1.01}
 
 
 def test_of_two_ranks_neither_is_blamed() -> None:
@@ -81,14 +81,14 @@ def test_of_two_ranks_neither_is_blamed() -> None:
 
     assert finding.severity == "error"
     assert "the ranks no longer agree" in finding.message
-    assert finding.evidence["rank"] is None
+    assert finding.evidence.rank is None
 
 
 def test_the_step_in_between_is_named() -> None:
     """Where the gradients' norms part is seen in light steps too."""
     (finding,) = found(weights([1, 1], [1, 1.01], norms=[[1] * 9, [1, 1, 1, 1, 1.2, 1, 1, 1, 1]]))
 
-    assert finding.evidence["gradients_part_at"] == 4
+    assert finding.evidence.gradients_part_at == 4
 
 
 def test_ranks_that_never_exchange_gradients_may_mean_to() -> None:
@@ -136,7 +136,7 @@ def test_one_rank_alone_with_a_nan_is_named() -> None:
     assert finding.message == (
         "Rank 1 alone held a non-finite value at log:out in step 1; ranks 0, 2 did not."
     )
-    assert finding.evidence["ranks"] == [1]
+    assert finding.evidence.ranks == [1]
 
 
 def test_a_nan_at_all_ranks_is_not_one_ranks() -> None:
@@ -175,7 +175,7 @@ def test_a_rank_whose_activations_are_far_away_is_named() -> None:
     )
 
     assert (finding.severity, finding.site, finding.step) == ("warning", "fc:out", 20)
-    assert finding.evidence["rank"] == 2
+    assert finding.evidence.rank == 2
     assert "at rank 2 are 233 times those of the rank in the middle." in finding.message
 
 

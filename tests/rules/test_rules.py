@@ -139,10 +139,11 @@ def test_findings_say_what_they_rest_on(rule):
         assert SEVERITIES.index(finding.severity) >= SEVERITIES.index(rule.severity)
         assert finding.message.endswith(".")
         assert finding.site in finding.message or finding.site.rpartition(":")[0] in finding.message
-        assert finding.evidence
+        evidence = finding.entry()["evidence"]
+        assert evidence
         assert 0 < finding.confidence <= 1
         assert finding.remedy.endswith(".")
-        json.dumps(finding.evidence, allow_nan=False)
+        json.dumps(evidence, allow_nan=False)
 
 
 @each_rule

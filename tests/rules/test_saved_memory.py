@@ -39,8 +39,8 @@ def test_a_module_that_holds_most_is_named():
     assert finding.message == (
         "attn:saved holds 300 MiB of the 370 MiB (81%) that autograd saves for backward in step 0."
     )
-    assert finding.evidence["next"] == {"mlp": 50 * MIB, "head": 20 * MIB}
-    assert (finding.evidence["tensors"], finding.evidence["share"]) == (3, 0.810811)
+    assert finding.evidence.next == {"mlp": 50 * MIB, "head": 20 * MIB}
+    assert (finding.evidence.tensors, finding.evidence.share) == (3, 0.810811)
 
 
 @pytest.mark.parametrize(("size", "number"), [(64, 0), (65, 1)])
@@ -64,7 +64,7 @@ def test_the_step_in_which_most_was_saved_counts():
         ("b:saved", 7),
         ("a:saved", 7),
     ]
-    assert findings[1].evidence["next"] == {}
+    assert findings[1].evidence.next == {}
 
 
 def test_without_such_an_event_there_is_nothing_to_say():

@@ -101,10 +101,10 @@ def test_a_module_that_leaves_its_domain(step: int) -> None:
     line = (
         "return torch.log(x)" if step else "return self.head(self.middle(self.fc(x)))"
     )  # noted in the second step
-    assert finding.evidence["source"]["text"] == line
-    before = finding.evidence["before"]
-    assert before["steps"] == list(range(step + 1))
-    assert [s for s in before["sites"]["fc:out"]["state"] if s] == ["finite"] * (1 + 2 * (step > 0))
+    assert finding.evidence.source.text == line
+    before = finding.evidence.before
+    assert before.steps == list(range(step + 1))
+    assert [s for s in before.sites["fc:out"].state if s] == ["finite"] * (1 + 2 * (step > 0))
     assert "Keep the input of log above zero" in finding.remedy
 
 
@@ -116,13 +116,12 @@ def test_an_operation_that_leaves_its_domain_in_a_guarded_step(
     finding = born(train(Net(middle), zero_at(13)))
 
     assert (finding.site, finding.step, finding.severity) == ("loss", 13, "error")
-    assert (made_at(finding), finding.evidence["operation"]["operation"]) == (
+    assert (made_at(finding), finding.evidence.operation.operation) == (
         "forward, seen",
         "log",
     )
     assert (
-        "log(x)" in finding.evidence["source"]["text"]
-        or "self.middle(" in finding.evidence["source"]["text"]
+        "log(x)" in finding.evidence.source.text or "self.middle(" in finding.evidence.source.text
     )
     assert "its input has 10 zeros" in finding.message
     assert "kedge run" not in finding.remedy
@@ -132,7 +131,7 @@ def test_an_operation_between_two_modules() -> None:
     """Glue code is named by the module that holds it, by its autograd node, and by the line where its result goes in."""
     finding = born(train(Net(torch.log), zero_at(10)))
 
-    assert (finding.site, finding.evidence["node"]) == ("head:in", "LogBackward0")
+    assert (finding.site, finding.evidence.node) == ("head:in", "LogBackward0")
     assert (
         "an operation in the forward of Net made it, outside any watched module (log was its last operation)"
         in finding.message
@@ -144,12 +143,12 @@ def test_a_derivative_that_is_infinite() -> None:
     """In a full step the module whose backward made it is named."""
     finding = born(train(Net(Root()), zero_at(10)))
 
-    assert (made_at(finding), finding.evidence["module"], finding.step) == (
+    assert (made_at(finding), finding.evidence.module, finding.step) == (
         "backward, seen",
         "middle",
         10,
     )
-    assert finding.evidence["source"]["function"] == "Net.forward"
+    assert finding.evidence.source.function == "Net.forward"
 
 
 @pytest.mark.parametrize(
@@ -233,7 +232,7 @@ def test_a_value_beyond_float16() -> None:
 
     finding = born(program)
 
-    assert finding.evidence["module"] == "0"
+    assert finding.evidence.module == "0"
     assert "float16 cannot hold: it ends at 6.55e+04" in finding.remedy
 
 
@@ -256,7 +255,7 @@ def test_two_models_of_which_one_goes_on() -> None:
     finding = born(program)
 
     assert (finding.site, finding.severity) == ("loss", "error")
-    assert finding.evidence["operation"]["operation"] == "log"
+    assert finding.evidence.operation.operation == "log"
 
 
 class Overwriting(nn.Module):
@@ -366,7 +365,7 @@ def test_the_first_birth_is_where_it_was(
     assert not log.watch.failed
     assert log.watch.summary.steps == steps
     (first, *_) = [f for f in check(log.recording()) if f.code == "NAN-BORN"]
-    operation = (first.evidence.get("operation") or {}).get("operation")
+    operation = (first.entry()["evidence"].get("operation") or {}).get("operation")
     assert (first.site, first.step, operation) == birth
 
 

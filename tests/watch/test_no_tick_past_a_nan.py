@@ -69,13 +69,13 @@ def test_a_loss_that_is_nan_in_one_step_is_an_error(
     paced(*kinds)
     (finding,) = findings(trained(loss_of))
     assert (finding.severity, finding.site, finding.step) == ("error", "loss", BAD)
-    assert finding.evidence["recovered"] is (kinds != SKIPPED)  # then no later loss was recorded
+    assert finding.evidence.recovered is (kinds != SKIPPED)  # then no later loss was recorded
 
 
 def test_a_loss_that_stays_nan_has_not_recovered() -> None:
     """Finite gradients do not make a step sound whose loss is not finite."""
     (finding,) = findings(trained(lambda y, bad: cut_product(y, bad=True)))
-    assert (finding.severity, finding.step, finding.evidence["recovered"]) == ("error", 0, False)
+    assert (finding.severity, finding.step, finding.evidence.recovered) == ("error", 0, False)
     assert "went on" not in finding.message
 
 

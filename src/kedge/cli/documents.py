@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kedge.short_text import for_json
@@ -26,7 +25,7 @@ def judged(name: str, judgement: Judgement) -> dict[str, Any]:
     """Return the findings of a recording, and the rules that could not judge it."""
     return {
         "recording": name,
-        "findings": [for_json(asdict(finding)) for finding in judgement.findings],
+        "findings": [for_json(finding.entry()) for finding in judgement.findings],
         "unjudged": [_lack(lack) for lack in judgement.unjudged],
         "command": judgement.command or None,
         "unseen": list(judgement.unseen),

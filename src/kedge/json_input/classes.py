@@ -55,9 +55,14 @@ _SIMPLE: Mapping[Any, Check] = {
 _LEFT_OUT, _REQUIRED = "left out at its default", "never missing in a file"
 
 
-def left_out(default: Any) -> Any:
-    """Return a field that is not written while it has its default."""
-    return field(default=default, metadata={_LEFT_OUT: True})
+def left_out(default: Any, metadata: Mapping[str, Any] | None = None) -> Any:
+    """Return a field that is not written while it has its default.
+
+    Args:
+        default: The default.
+        metadata: What else is to be known of the field.
+    """
+    return field(default=default, metadata={_LEFT_OUT: True, **(metadata or {})})
 
 
 def required(default: Any) -> Any:
@@ -82,11 +87,20 @@ def as_json(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
     if is_dataclass(value):
-        held = ((name, getattr(value, name), unless) for name, unless in _written(value.__class__))
-        return {name: as_json(each) for name, each, unless in held if each != unless}
+        return fields_as_json(value)
     if isinstance(value, Mapping):
         return {name: as_json(each) for name, each in value.items()}
     return [as_json(each) for each in value]
+
+
+def fields_as_json(value: Any) -> dict[str, Any]:
+    """Return the fields of an instance as JSON has them, also where its form in a file is another."""
+    written = {}
+    for name, unless in _written(value.__class__):
+        held = getattr(value, name)
+        if held != unless:
+            written[name] = as_json(held)
+    return written
 
 
 @cache

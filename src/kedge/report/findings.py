@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from kedge.report.fitted_text import cut, print_paragraph
 from kedge.report.sparkline import GAP, sparkline
+from kedge.rules.evidence import Evidence, LeadUp, SiteCourse
 from kedge.rules.rule import Finding
 from kedge.short_text import compact
 
@@ -94,14 +94,14 @@ def render_findings(
         console.print()
 
 
-def lead_up(evidence: Mapping[str, Any]) -> list[Text]:
+def lead_up(evidence: Evidence) -> list[Text]:
     """Return the steps before a finding as lines, from its evidence; none if it has none.
 
     The last line is that of the site itself. A cross stands for a step with a non-finite value, a
     gap for a step that was not measured.
     """
-    before = evidence.get("before") or {}
-    steps, sites = before.get("steps", ()), before.get("sites", {})
+    before = evidence.lead_up() or LeadUp()
+    steps, sites = before.steps, before.sites
     if len(steps) < 2 or not any(_measured(course) for course in sites.values()):
         return []
     names = [cut(name, NAME) for name in sites]
@@ -113,18 +113,18 @@ def lead_up(evidence: Mapping[str, Any]) -> list[Text]:
     return [head, *reversed(lines)]
 
 
-def _line(name: str, course: Mapping[str, Any]) -> Text:
-    rms = np.array([np.nan if value is None else value for value in course["rms"]], np.float64)
-    states = course["state"]
+def _line(name: str, course: SiteCourse) -> Text:
+    rms = np.array(course.rms, np.float64)  # None becomes NaN
+    states = course.state
     broken = np.array([state in ("inf", "nan") for state in states], dtype=bool)
     drawn = sparkline(rms, broken, max(len(rms), 1)) or GAP
 
     finite = rms[np.isfinite(rms)].tolist()
     ends = [compact(value) for value in (*finite[:1], *finite[1:][-1:])]
     if len(broken) and broken[-1]:
-        ends.append(states[-1])
+        ends.append(str(states[-1]))
     return Text.assemble((f"  {name}  ", "dim"), drawn, ("  " + " → ".join(ends), "dim"))
 
 
-def _measured(course: Mapping[str, Any]) -> bool:
-    return sum(state is not None for state in course["state"]) > 1
+def _measured(course: SiteCourse) -> bool:
+    return sum(state is not None for state in course.state) > 1

@@ -6,7 +6,17 @@ and NAN-BORN in `nonfinite`. They read recordings by means of `recorded`.
 """
 
 from kedge.errors import NoSuchRule
+from kedge.rules.evidence import Evidence
 from kedge.rules.registry import ALL, check, explain
 from kedge.rules.rule import Finding, Rule, Severity
 
-__all__ = ["ALL", "Finding", "NoSuchRule", "Rule", "Severity", "check", "explain"]
+__all__ = [
+    "ALL",
+    "Evidence",
+    "Finding",
+    "NoSuchRule",
+    "Rule",
+    "Severity",
+    "check",
+    "explain",
+]

@@ -22,18 +22,23 @@ _EAGER = 'torch.compiler.set_stance("force_eager")'
 
 def closer_look(recording: Recording) -> str:
     """Return the whole command that measures every step; empty if the run had these options."""
-    return "" if measures_all(recording) else _command(recording, dump=False)
+    if measures_all(recording):
+        return ""
+    return _command(recording, dump=False)
 
 
 def with_dump_on(recording: Recording) -> str:
     """Return the whole command that keeps the first bad call; empty if the run had this option."""
-    return "" if dumps(recording) else _command(recording, dump=True)
+    if dumps(recording):
+        return ""
+    return _command(recording, dump=True)
 
 
 def measures_all(recording: Recording) -> bool:
     """Whether the options of the run ask for every step to be measured."""
     manifest = recording.manifest
-    return manifest.get("every") == 1 and "budget" in manifest and manifest["budget"] is None
+    is_unlimited = "budget" in manifest and manifest["budget"] is None
+    return manifest.get("every") == 1 and is_unlimited
 
 
 def dumps(recording: Recording) -> bool:
@@ -56,15 +61,25 @@ def again(recording: Recording, purpose: str, since: str = "") -> str:
         purpose: The beginning of the sentence: ``To have the module named``.
         since: The point to start from, if not the beginning, with a space after it.
     """
-    seen = not is_compiled(recording) or any(site.kind == "out" for site in recording.sites)
-    command = (closer_look(recording) if seen else "") or with_dump_on(recording)
-    return f'{purpose}, run it again {since}with "{command}". ' if command else ""
+    has_outputs = any(site.kind == "out" for site in recording.sites)
+    seen = not is_compiled(recording) or has_outputs
+    command = ""
+    if seen:
+        command = closer_look(recording)
+    command = command or with_dump_on(recording)
+    if not command:
+        return ""
+    return f'{purpose}, run it again {since}with "{command}". '
 
 
 def uncompiled(recording: Recording) -> str:
     """Return a space and a sentence with the command that names an operation of compiled code; empty if there was none."""
-    command = with_dump_on(recording) if is_compiled(recording) else ""
-    return f' To have the operation named, run "{command}".' if command else ""
+    command = ""
+    if is_compiled(recording):
+        command = with_dump_on(recording)
+    if not command:
+        return ""
+    return f' To have the operation named, run "{command}".'
 
 
 def _command(recording: Recording, *, dump: bool) -> str:
@@ -72,12 +87,23 @@ def _command(recording: Recording, *, dump: bool) -> str:
     script = str(manifest.get("script") or "")
     command = manifest.get("command") or ()
     if script in _UNNAMED or PurePath(script).name in _NOTEBOOKS:
-        eager = f" after {_EAGER}" if dump and is_compiled(recording) else ""
-        return f"kedge.watch(dump=True){eager}" if dump else "kedge.watch(every=1, budget=None)"
+        if not dump:
+            return "kedge.watch(every=1, budget=None)"
+        if is_compiled(recording):
+            return f"kedge.watch(dump=True) after {_EAGER}"
+        return "kedge.watch(dump=True)"
+
     sites = str(manifest.get("sites") or "**")
-    options = ["--budget", "none", "--every", "1"] if measures_all(recording) or not dump else []
-    options += (["--dump"] if dump else []) + (["--sites", sites] if sites != "**" else [])
-    variable = _UNCOMPILED if dump and is_compiled(recording) else ""
+    options = []
+    if measures_all(recording) or not dump:
+        options += ["--budget", "none", "--every", "1"]
+    if dump:
+        options += ["--dump"]
+    if sites != "**":
+        options += ["--sites", sites]
+    variable = ""
+    if dump and is_compiled(recording):
+        variable = _UNCOMPILED
     return variable + typed(
         *_launcher(manifest.get("world")), "run", *options, *(command or [script or _ANY])
     )

@@ -43,7 +43,7 @@ LAG = 3
 def causes_and_effects(rules: Iterable[Rule]) -> list[tuple[str, frozenset[str]]]:
     """Return each cause with its effects, a cause before what follows from it, as the rules name them.
 
-    After a colon stands the ``kind`` in the finding's evidence.
+    After a colon stands the kind of the finding's evidence.
     """
     effects: dict[str, set[str]] = {}
     order: TopologicalSorter[str] = TopologicalSorter()
@@ -81,14 +81,13 @@ def follow(
         ]
         for at, finding in enumerate(found):
             hinted = finding.severity == "info" and finding.code not in symptoms
-            if hinted or "follows" in finding.evidence or not _kinds(finding) & effects:
+            if hinted or finding.follows or not _kinds(finding) & effects:
                 continue
             why = next((i for i in causes if models.may_follow(finding, found[i])), None)
             if why is not None:
-                found[why] = replace(
-                    found[why],
-                    severity=min(found[why].severity, finding.severity, key=SEVERITIES.index),
-                )
+                known_cause = found[why]
+                worst = min(known_cause.severity, finding.severity, key=SEVERITIES.index)
+                found[why] = replace(known_cause, severity=worst)
                 found[at] = _lowered(finding, cause.partition(":")[0])
     return found
 
@@ -98,7 +97,7 @@ def _lowered(finding: Finding, cause: str) -> Finding:
         finding,
         severity="info",
         message=f"{finding.message} It may follow from {cause}.",
-        evidence={**finding.evidence, "follows": cause},
+        follows=cause,
         remedy=f"Fix {cause} first.",
     )
 
@@ -111,7 +110,8 @@ class _Models:
 
     def may_follow(self, finding: Finding, cause: Finding) -> bool:
         """Whether a finding belongs to the same models as a cause, and is not clearly earlier."""
-        here, there = self._concerned(finding.site), self._concerned(cause.site)
+        here = self._concerned(finding.site)
+        there = self._concerned(cause.site)
         if here is not None and there is not None and not here & there:
             return False
         since, begin = np.searchsorted(self.recording.steps, [finding.step, cause.step])
@@ -128,7 +128,8 @@ class _Models:
         are not known.
         """
         roots = self.recording.roots
-        own = self._roots.get(site, root_of(self.recording, unescape(site.rpartition(":")[0])))
+        path = unescape(site.rpartition(":")[0])
+        own = self._roots.get(site, root_of(self.recording, path))
         if not 0 <= own < len(roots) or roots[own].trained is False:
             return None
         held = set(roots[own].optimizers)
@@ -139,5 +140,7 @@ class _Models:
 
 def _kinds(finding: Finding) -> frozenset[str]:
     """Return the names under which the table may have a finding: its code, and the code with its kind."""
-    kind = finding.evidence.get("kind")
-    return frozenset((finding.code, f"{finding.code}:{kind}") if kind else (finding.code,))
+    kind = finding.evidence.kind
+    if not kind:
+        return frozenset([finding.code])
+    return frozenset([finding.code, f"{finding.code}:{kind}"])

@@ -30,37 +30,40 @@ def naming_ranks(
 
     @cache
     def places(code: str, rank: int) -> frozenset[str]:
-        return frozenset(finding.site for finding in judging[code].check(recording.of_rank(rank)))
+        found = judging[code].check(recording.of_rank(rank))
+        return frozenset(finding.site for finding in found)
 
     named = []
     for finding in findings:
-        alone = finding.code in judging
-        holding = [rank for rank in ranks if alone and finding.site in places(finding.code, rank)]
-        holding = holding or (_having(recording, finding.site) if alone else [])
-        named.append(_with_ranks(finding, holding, len(ranks)) if holding else finding)
+        holding: list[int] = []
+        if finding.code in judging:
+            site, code = finding.site, finding.code
+            holding = [rank for rank in ranks if site in places(code, rank)]
+            holding = holding or _having(recording, site)
+        if holding:
+            named.append(_with_ranks(finding, holding, len(ranks)))
+        else:
+            named.append(finding)
     return named
 
 
 def _having(recording: Recording, text: str) -> list[int]:
     """Return the ranks that have a site at all, if others do not, as in a pipeline."""
     site = next((site for site in recording.sites if site.site == text), None)
-    having = [
-        rank
-        for rank in recording.ranks
-        if site is not None and len(recording.of_rank(rank).rows(site))
-    ]
-    return having if len(having) < len(recording.ranks) else []
+    if site is None:
+        return []
+    ranks = recording.ranks
+    having = [rank for rank in ranks if len(recording.of_rank(rank).rows(site))]
+    if len(having) < len(ranks):
+        return having
+    return []
 
 
 def _with_ranks(finding: Finding, ranks: Sequence[int], world: int) -> Finding:
-    some = (
-        f"rank {ranks[0]}"
-        if len(ranks) == 1
-        else f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-    )
-    held = f"all {world} ranks" if len(ranks) == world else some
-    return replace(
-        finding,
-        message=f"{finding.message} This holds for {held}.",
-        evidence={**finding.evidence, "ranks": list(ranks)},
-    )
+    held = f"rank {ranks[0]}"
+    if len(ranks) == world:
+        held = f"all {world} ranks"
+    elif len(ranks) > 1:
+        held = f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    message = f"{finding.message} This holds for {held}."
+    return replace(finding, message=message, ranks=tuple(ranks))

@@ -69,13 +69,15 @@ def judge(
         is_over: Whether the time for judging is over; asked before each rule, and the rest does not
             run.
     """
-    asked, ran = list(ALL if rules is None else rules), []
+    asked = _asked(rules)
+    ran: list[Rule] = []
     each: list[Finding] = []
     for rule in asked:
         if is_over():
             break
         ran.append(rule)
-        each += rule.check(recording) if can_judge(rule, recording) else ()
+        if can_judge(rule, recording):
+            each += rule.check(recording)
     judging = [rule for rule in ran if can_judge(rule, recording)]
     judgement = judgement_of(recording, in_order(recording, judging, each), ran)
     return replace(judgement, left=len(asked) - len(ran))
@@ -85,7 +87,8 @@ def judgement_of(
     recording: Recording, findings: Iterable[Finding], rules: Iterable[Rule] | None = None
 ) -> Judgement:
     """Return the judgement of a recording whose findings are known."""
-    asked, found = list(ALL if rules is None else rules), tuple(findings)
+    asked = _asked(rules)
+    found = tuple(findings)
     spoke = {finding.code for finding in found}
     lacks = [
         lack
@@ -98,21 +101,36 @@ def judgement_of(
         key=lambda finding: finding.step,
         default=None,
     )
-    sound = None if fatal is None else fatal.step
+    sound = None
+    ended_by = ""
+    if fatal is not None:
+        sound = fatal.step
+        ended_by = fatal.code
+
     helped = tuple(lack.code for lack in lacks if helps(recording, lack, sound))
-    command = closer_look(recording) if helped else ""
+    command = ""
+    if helped:
+        command = closer_look(recording)
+    if not command:
+        helped = ()
     return Judgement(
         findings=found,
         unjudged=tuple(lacks),
         rules=len(asked),
         measured=len(recording.steps),
         command=command,
-        helped=helped if command else (),
+        helped=helped,
         sound=sound,
-        fatal="" if fatal is None else fatal.code,
+        fatal=ended_by,
         ended=recording.end is not None,
         unseen=tuple(dict.fromkeys(map(_words, recording.of(UnseenEvent)))),
     )
+
+
+def _asked(rules: Iterable[Rule] | None) -> list[Rule]:
+    if rules is None:
+        return list(ALL)
+    return list(rules)
 
 
 def _lack_of(rule: Rule, recording: Recording) -> Lack | None:
@@ -123,9 +141,13 @@ def _lack_of(rule: Rule, recording: Recording) -> Lack | None:
 
 def helps(recording: Recording, lack: Lack, sound: int | None = None) -> bool:
     """Whether a rule would have enough if every step of a run as long as this one, or its sound steps, were measured."""
-    length, measured = _length(recording), len(recording.steps)
-    length = length if sound is None else min(length, sound)
-    expected = lack.have * length / measured if lack.have and measured else length
+    length = _length(recording)
+    if sound is not None:
+        length = min(length, sound)
+    measured = len(recording.steps)
+    expected = float(length)
+    if lack.have and measured:
+        expected = lack.have * length / measured
     return lack.grows and expected >= lack.need
 
 
@@ -133,7 +155,10 @@ def _words(event: UnseenEvent) -> str:
     """Return a description of computations that Kedge could not watch."""
     detail = event.detail or UnseenDetail()
     if event.what == "children":
-        return f"{f'{detail.seconds:.3g} s of ' if detail.seconds else ''}computation in child processes"
+        time = ""
+        if detail.seconds:
+            time = f"{detail.seconds:.3g} s of "
+        return f"{time}computation in child processes"
     if event.what == "hook-tables":
         return "modules, because the program replaced PyTorch's global hooks"
     if event.what == "failed":
@@ -143,6 +168,10 @@ def _words(event: UnseenEvent) -> str:
 
 def _length(recording: Recording) -> int:
     """Return the number of steps of the run, as far as it is known."""
-    ended = recording.end.steps if recording.end is not None else None
-    last = int(recording.steps[-1]) + 1 if len(recording.steps) else 0
-    return max(ended or 0, last)
+    ended = 0
+    if recording.end is not None:
+        ended = recording.end.steps or 0
+    last = 0
+    if len(recording.steps):
+        last = int(recording.steps[-1]) + 1
+    return max(ended, last)

@@ -21,7 +21,9 @@ def name_of(module: ModuleSites) -> str:
 def name_at(path: str, kind: str) -> str:
     """Return the name of a module with a path and a type, either of which may be empty."""
     shown = escape(path)
-    return f"{shown} ({kind})" if path and kind and path != kind else shown or kind or "the model"
+    if path and kind and path != kind:
+        return f"{shown} ({kind})"
+    return shown or kind or "the model"
 
 
 class Placed(Protocol):
@@ -43,9 +45,13 @@ def line_of(placed: Placed) -> str:
 
 def quoted(text: str | None) -> str:
     """Return the text of a line for the end of a sentence; empty if it is not known."""
-    return f': "{text}"' if text else ""
+    if not text:
+        return ""
+    return f': "{text}"'
 
 
 def plain(number: float) -> float | None:
     """Return a figure rounded to six digits for a finding's evidence; None for NaN and infinity, which JSON lacks."""
-    return float(f"{number:.6g}") if np.isfinite(number) else None
+    if not np.isfinite(number):
+        return None
+    return float(f"{number:.6g}")

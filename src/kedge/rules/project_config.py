@@ -37,7 +37,8 @@ def configured_rules(
         ConfigError: The file cannot be read, or has unknown keys, codes or thresholds.
         NoSuchRule: A code on the command line does not belong to any rule.
     """
-    typed, left_out = _typed(select), _typed(ignore) or []
+    typed = _typed(select)
+    left_out = _typed(ignore) or []
     where, table = _read(config, folder)
     rules = configured(registry.ALL, table, where)
     selected = codes(registry.ALL, table, "select", where)
@@ -72,7 +73,8 @@ def _table_of(path: Path) -> Mapping[str, Any] | None:
         ) from error
     except ValueError as error:
         raise ConfigError(
-            f"cannot read {path}: it is not TOML ({error}); correct it, or name another file with --config"
+            f"cannot read {path}: it is not TOML ({error}); correct it, or name "
+            "another file with --config"
         ) from error
     tool = document.get("tool", {})
     table = tool.get("kedge") if isinstance(tool, dict) else None

@@ -6,18 +6,55 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, places, said
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.recorded.samples import too_few
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Bools, Floats, Ints
 
 FORWARD = ("in", "out", "param")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfSyncEvidence(Evidence):
+    """The sizes of a parameter on each rank, in the first step in which they differ."""
+
+    rank: int | None = said("rank {}")
+    rms: Mapping[str, float | None] = places("root mean square on each rank", preferred=True)
+    parameters: int = said("parameters {}")
+    of: int = said("of {} in all")
+    gradients_part_at: int | None = said("gradients differ from step {} on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotFiniteEvidence(Evidence):
+    """The ranks with values that are not finite, and others that had none."""
+
+    ranks: Sequence[int] = said("ranks: {}")
+    finite: Sequence[int] = said("finite: {}")
+    born: str = said("born: {}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FarAwayEvidence(Evidence):
+    """How far the values of one rank are from those of the others."""
+
+    rank: int = said("rank {}")
+    times: float | None = said("{} times")
+    rms: Mapping[str, float | None] = places("root mean square on each rank", preferred=True)
+    steps: int = said("steps {}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsEvidence(Evidence):
+    """The steps that each rank took."""
+
+    steps: Mapping[str, int] = places("steps", preferred=True)
 
 
 @dataclass(frozen=True)
@@ -77,13 +114,6 @@ class RankDeparts(Rule):
     name = "one rank differs from the others"
     severity = "error"
     compares_ranks = True
-    compares_places = True
-    captions: ClassVar[Mapping[str, str]] = {"rms": "root mean square on each rank"}
-    words: ClassVar[Words] = {
-        "rank": "rank {}",
-        "parameters": "parameters {}",
-        "gradients_part_at": "gradients differ from step {} on",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding of each kind; one for each rank that is far away."""
@@ -111,42 +141,53 @@ class RankDeparts(Rule):
             or any(self._differs(c[:, :1]).any() for c in courses.values())
         ):
             return
-        departed = {name: np.flatnonzero(self._differs(course)) for name, course in courses.items()}
-        first = {name: int(found[0]) for name, found in departed.items() if len(found)}
+        first = {}
+        for name, course in courses.items():
+            departed = np.flatnonzero(self._differs(course))
+            if len(departed):
+                first[name] = int(departed[0])
         if not first:
             return
         at = min(first.values())
         names = [name for name, place in first.items() if place == at]
         site = max(names, key=lambda name: _relative(courses[name])[at])
-        step, values = int(group.steps[at]), courses[site][:, at]
+        step = int(group.steps[at])
+        values = courses[site][:, at]
         parted = self._gradients_part(group)
-        never = parted is not None and parted <= group.steps[0]
         odd = group.odd_one(values)
-        who = (
-            f"rank {odd} departed from the others"
-            if odd is not None
-            else "the ranks no longer agree"
-        )
+        who = "the ranks no longer agree"
+        if odd is not None:
+            who = f"rank {odd} departed from the others"
+
+        if parted is not None and parted <= group.steps[0]:
+            severity: Severity = "warning"
+            confidence = 0.5
+            message = _NEVER.format(site=site, step=step)
+            remedy = _SEPARATE
+        else:
+            severity = "error"
+            confidence = 0.9
+            message = (
+                f"At step {step} {who} on {site}, by "
+                f"{_relative(courses[site])[at]:.1e} of its size; until step "
+                f"{int(group.steps[at - 1])} all ranks held the same parameters."
+            )
+            remedy = _OUT_OF_SYNC
         yield Finding(
             code=self.code,
-            severity="warning" if never else "error",
+            severity=severity,
             site=site,
             step=step,
-            message=_NEVER.format(site=site, step=step)
-            if never
-            else f"At step {step} {who} on {site}, by {_relative(courses[site])[at]:.1e} of its size; until step "
-            f"{int(group.steps[at - 1])} all ranks held the same parameters.",
-            evidence={
-                "rank": odd,
-                "rms": {
-                    str(rank): plain(value) for rank, value in zip(group.ranks, values, strict=True)
-                },
-                "parameters": len(names),
-                "of": len(sites),
-                "gradients_part_at": parted,
-            },
-            confidence=0.5 if never else 0.9,
-            remedy=_SEPARATE if never else _OUT_OF_SYNC,
+            message=message,
+            evidence=OutOfSyncEvidence(
+                rank=odd,
+                rms=group.by_rank(values),
+                parameters=len(names),
+                of=len(sites),
+                gradients_part_at=parted,
+            ),
+            confidence=confidence,
+            remedy=remedy,
         )
 
     def _differs(self, course: Floats) -> Bools:
@@ -184,58 +225,68 @@ class RankDeparts(Rule):
             severity="error",
             site=born.site,
             step=step,
-            message=f"{_ranks(broken)} alone held a non-finite value at {born.site} in step {step}; "
-            f"{_ranks(others).lower()} did not.",
-            evidence={"ranks": broken, "finite": others[:NAMED], "born": born.message},
+            message=f"{_ranks(broken)} alone held a non-finite value at {born.site} "
+            f"in step {step}; {_ranks(others).lower()} did not.",
+            evidence=NotFiniteEvidence(
+                ranks=broken,
+                finite=others[:NAMED],
+                born=born.message,
+            ),
             confidence=born.confidence,
-            remedy="Look at the batch that this rank had in this step (its sampler, its shard of the data), and if the same "
-            "rank breaks again with other data, at its device.",
+            remedy="Look at the batch that this rank had in this step (its sampler, "
+            "its shard of the data), and if the same rank breaks again with other "
+            "data, at its device.",
         )
 
     def _far_away(self, group: _Group) -> Iterator[Finding]:
         told: set[int] = set()
         for site in group.recording.of_kind("out"):
-            course = _Apart.of(group, site) if math.prod(site.shape) >= self.least else None
-            if course is None or len(course.steps) < self.sustained:
+            if math.prod(site.shape) < self.least:
+                continue
+            course = _Apart.of(group, site)
+            if len(course.steps) < self.sustained:
                 continue
             bar = max(math.log2(self.factor), self.spread * course.usual)
             late = course.logs[:, -self.sustained :]
-            for place in np.flatnonzero(
-                (late > bar).all(axis=1) | (late < -bar).all(axis=1)
-            ).tolist():
+            is_far = (late > bar).all(axis=1) | (late < -bar).all(axis=1)
+            for place in np.flatnonzero(is_far).tolist():
                 if place not in told:
                     told.add(place)
                     yield self._distant(group, course, place)
 
     def _distant(self, group: _Group, course: _Apart, place: int) -> Finding:
-        rank, apart = group.ranks[place], course.logs[place]
+        rank = group.ranks[place]
+        apart = course.logs[place]
         times = 2.0 ** float(np.median(apart[-self.sustained :]))
         near = np.flatnonzero(np.abs(apart) <= math.log2(self.factor))
-        start = int(near[-1]) + 1 if len(near) else 0
-        step, site = int(course.steps[start]), course.site.site
-        how = f"{times:.3g} times" if times > 1 else f"1/{1 / times:.3g} of"
-        others = (
-            "those of the rank in the middle"
-            if len(group.ranks) > 2
-            else f"those at rank {group.ranks[0]}"
-        )
+        start = 0
+        if len(near):
+            start = int(near[-1]) + 1
+        step = int(course.steps[start])
+        site = course.site.site
+        how = f"1/{1 / times:.3g} of"
+        if times > 1:
+            how = f"{times:.3g} times"
+        others = f"those at rank {group.ranks[0]}"
+        confidence = 0.5
+        if len(group.ranks) > 2:
+            others = "those of the rank in the middle"
+            confidence = 0.7
         return Finding(
             code=self.code,
             severity="warning",
             site=site,
             step=step,
             message=f"From step {step} on, the values of {site} at rank {rank} are {how} {others}.",
-            evidence={
-                "rank": rank,
-                "times": plain(times),
-                "rms": {
-                    str(r): plain(value)
-                    for r, value in zip(group.ranks, course.rms[:, -1], strict=True)
-                },
-                "steps": len(course.steps) - start,
-            },
-            confidence=0.7 if len(group.ranks) > 2 else 0.5,
-            remedy="Compare this rank's input with that of the others: its shard of the data, its transforms, its seed.",
+            evidence=FarAwayEvidence(
+                rank=rank,
+                times=plain(times),
+                rms=group.by_rank(course.rms[:, -1]),
+                steps=len(course.steps) - start,
+            ),
+            confidence=confidence,
+            remedy="Compare this rank's input with that of the others: its shard of "
+            "the data, its transforms, its seed.",
         )
 
     def _steps(self, group: _Group) -> Iterator[Finding]:
@@ -248,22 +299,22 @@ class RankDeparts(Rule):
         taken = {rank: end.steps for rank, end in ended.items() if end.steps is not None}
         if len(taken) < len(ends) or len(set(taken.values())) < 2 or not group.recording.sites:
             return
-        least, most = min(taken.values()), max(taken.values())
+        least = min(taken.values())
+        most = max(taken.values())
         short = [rank for rank, steps in taken.items() if steps == least]
-        site = (
-            group.recording.of_kind("out")[-1].site
-            if group.recording.of_kind("out")
-            else group.recording.sites[-1].site
-        )
+        outputs = group.recording.of_kind("out") or group.recording.sites
+        site = outputs[-1].site
         yield Finding(
             code=self.code,
             severity="warning",
             site=site,
             step=least,
             message=f"{_ranks(short)} took {least} steps through {site}, others up to {most}.",
-            evidence={"steps": {str(rank): steps for rank, steps in taken.items()}},
-            remedy="Use the same number of batches on all ranks: drop_last=True, or the context manager Join of "
-            "torch.distributed.algorithms.join.",
+            evidence=StepsEvidence(
+                steps={str(rank): steps for rank, steps in taken.items()},
+            ),
+            remedy="Use the same number of batches on all ranks: drop_last=True, or "
+            "the context manager Join of torch.distributed.algorithms.join.",
         )
 
 
@@ -315,6 +366,10 @@ class _Group:
             common = np.intersect1d(common, share.steps, assume_unique=True)
         return common
 
+    def by_rank(self, values: Floats) -> dict[str, float | None]:
+        """Return one figure of each rank for a finding."""
+        return {str(rank): plain(value) for rank, value in zip(self.ranks, values, strict=True)}
+
     def rms(self, site: SiteInfo) -> Floats:
         """Return the root mean square of a site: a row a rank, a column a common step, NaN where there is none."""
         table = np.full((len(self.shares), len(self.steps)), np.nan)
@@ -343,7 +398,9 @@ class _Group:
             steps = np.intersect1d(steps, other.step, assume_unique=True)
         table = np.array([r.statistic("rms")[np.isin(r.step, steps)] for r in rows])
         found = np.flatnonzero(_relative(table) > tolerance)
-        return int(steps[found[0]]) if len(found) else None
+        if not len(found):
+            return None
+        return int(steps[found[0]])
 
     def odd_one(self, values: Floats) -> int | None:
         """Return the rank that is alone with its value; None if there is not exactly one."""
@@ -352,7 +409,9 @@ class _Group:
         place = int(np.nanargmax(apart))
         rest = np.delete(apart, place)
         alone = len(values) > 2 and apart[place] > 10 * rest.max(initial=0)
-        return self.ranks[place] if alone else None
+        if not alone:
+            return None
+        return self.ranks[place]
 
 
 def _relative(course: Floats) -> Floats:
@@ -388,20 +447,23 @@ def _ranks(ranks: Sequence[int]) -> str:
     """Return the names of some ranks for the beginning of a sentence."""
     if len(ranks) == 1:
         return f"Rank {ranks[0]}"
-    return (
-        f"Ranks {', '.join(map(str, ranks[:NAMED]))}{' and others' if len(ranks) > NAMED else ''}"
-    )
+    named = ", ".join(map(str, ranks[:NAMED]))
+    if len(ranks) > NAMED:
+        named += " and others"
+    return f"Ranks {named}"
 
 
 _NEVER = (
-    "The ranks started from the same parameters and never exchanged gradients: by step {step} they differ on {site}, "
-    "and the gradients of their first step differ already."
+    "The ranks started from the same parameters and never exchanged gradients: by "
+    "step {step} they differ on {site}, and the gradients of their first step differ "
+    "already."
 )
 _SEPARATE = (
-    "Wrap the model in DistributedDataParallel or fully_shard, and call the wrapped one; ignore this if each rank trains "
-    "a part of a model, or a model of its own."
+    "Wrap the model in DistributedDataParallel or fully_shard, and call the wrapped "
+    "one; ignore this if each rank trains a part of a model, or a model of its own."
 )
 _OUT_OF_SYNC = (
-    "Look for parameters that are changed outside of the optimizer, for decisions that differ between ranks (random "
-    "numbers, early stopping, skipped steps), and for layers that were added after wrapping in DistributedDataParallel."
+    "Look for parameters that are changed outside of the optimizer, for decisions "
+    "that differ between ranks (random numbers, early stopping, skipped steps), and "
+    "for layers that were added after wrapping in DistributedDataParallel."
 )

@@ -100,13 +100,14 @@ def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Fi
     for rule in given:
         if not isinstance(rule, Rule):
             raise WrongCall(
-                f"check(recording, rules): {described(rule)} is no rule; make its class a subclass of "
-                "kedge.rules.Rule, and give an instance of it"
+                f"check(recording, rules): {described(rule)} is no rule; make its "
+                "class a subclass of kedge.rules.Rule, and give an instance of it"
             )
     judging = [rule for rule in given if can_judge(rule, recording)]
-    return in_order(
-        recording, judging, [finding for rule in judging for finding in rule.check(recording)]
-    )
+    found: list[Finding] = []
+    for rule in judging:
+        found += rule.check(recording)
+    return in_order(recording, judging, found)
 
 
 def in_order(
@@ -136,7 +137,8 @@ def explain(code: str, rules: Iterable[Rule] | None = None) -> str:
     usual = next(rule for rule in ALL if rule.code == wanted)
     rule = next((rule for rule in rules or () if rule.code == wanted), usual)
     page = f"{rule.code} ({rule.severity}): {rule.name}\n\n{inspect.getdoc(type(rule))}\n"
-    return f"{page}\nThresholds, in the form of pyproject.toml:\n{indent(toml([rule], [usual]), '    ')}"
+    set_to = indent(toml([rule], [usual]), "    ")
+    return f"{page}\nThresholds, in the form of pyproject.toml:\n{set_to}"
 
 
 def known_code(code: str) -> str:

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from kedge.calls.arguments import called_as
+from kedge.calls.arguments import called_as, described
+from kedge.errors import WrongCall
+from kedge.json_input.classes import as_json
+from kedge.rules.evidence import Evidence, in_words
 from kedge.store.recording import Recording
 
 Severity = Literal["error", "warning", "info"]
@@ -29,9 +32,11 @@ class Finding:
         site: The site that it belongs to, as text.
         step: The first step in which it appears; -1 if it belongs to no step.
         message: One sentence that names the site, the step and the number.
-        evidence: The numbers that support it, as plain JSON values.
+        evidence: The numbers that support it; each rule has a class for its own.
         confidence: From 0 to 1: the share of the rule's information that was recorded.
         remedy: What to do about it.
+        ranks: The ranks that it holds for, if that is known; written with the evidence.
+        follows: The code of the rule whose finding it may follow from; written with the evidence.
     """
 
     code: str
@@ -39,9 +44,48 @@ class Finding:
     site: str
     step: int
     message: str
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=Evidence)
     confidence: float = 1.0
     remedy: str = ""
+    ranks: tuple[int, ...] = field(default=(), kw_only=True)
+    follows: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check that the evidence has a type."""
+        if not isinstance(self.evidence, Evidence):
+            raise WrongCall(
+                f"kedge.Finding(evidence=...): {described(self.evidence)} has no "
+                "fields; make a dataclass that is a subclass of "
+                "kedge.rules.Evidence, and give an instance of it"
+            )
+
+    def entry(self) -> dict[str, Any]:
+        """Return the finding as it is written."""
+        evidence = as_json(self.evidence)
+        if self.ranks:
+            evidence["ranks"] = list(self.ranks)
+        if self.follows:
+            evidence["follows"] = self.follows
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "site": self.site,
+            "step": self.step,
+            "message": self.message,
+            "evidence": evidence,
+            "confidence": self.confidence,
+            "remedy": self.remedy,
+        }
+
+    def words(self) -> list[str]:
+        """Return its evidence in words, as far as neither the message nor the figure shows it."""
+        said = list(self.evidence.words())
+        ranks = in_words(self.ranks)
+        if ranks:
+            said.append(f"ranks: {ranks}")
+        if self.follows:
+            said.append(f"it follows from {self.follows}")
+        return said
 
 
 @dataclass(frozen=True)
@@ -63,11 +107,6 @@ class Lack:
     grows: bool = True
 
 
-#: Words for a figure in the evidence, by its name: ``"{} dead channels"``; of a yes or no, the words for
-#: each. Empty ones leave the figure out.
-Words = Mapping[str, str | tuple[str, str]]
-
-
 class Rule(ABC):
     """A pure function of a recording, with its thresholds as fields and its page as docstring.
 
@@ -78,7 +117,7 @@ class Rule(ABC):
         name: The fault, in a few words.
         severity: The worst severity that its findings have.
         follows: The codes of the rules whose faults lead to this one, the deepest first, with
-            spaces between; see Note [Consequences]. After a colon stands the ``kind`` in their
+            spaces between; see Note [Consequences]. After a colon stands the kind of their
             evidence. A mapping by kind if the findings of this rule follow from different faults.
         leads_to: The codes of more rules whose faults follow from this one.
         is_symptom: Whether its findings are always hints, whose remedies mislead where the fault
@@ -87,11 +126,7 @@ class Rule(ABC):
             begins later.
         ends_training: Whether the steps after an error of this rule show nothing else.
         compares_ranks: Whether its findings name ranks themselves.
-        words: The words on the page for the figures in the evidence, beside those that all rules
-            share.
-        captions: The words above a figure of several places, by its name in the evidence.
         statistic: The statistic whose curve shows a finding; by default the scale of its site.
-        compares_places: Whether the page draws figures of several places rather than a curve.
     """
 
     code: ClassVar[str]
@@ -105,10 +140,7 @@ class Rule(ABC):
     ends_training: ClassVar[bool] = False
     compares_ranks: ClassVar[bool] = False
 
-    words: ClassVar[Words] = {}
-    captions: ClassVar[Mapping[str, str]] = {}
     statistic: ClassVar[str] = ""
-    compares_places: ClassVar[bool] = False
 
     @abstractmethod
     def check(self, recording: Recording) -> Iterable[Finding]:
@@ -118,6 +150,10 @@ class Rule(ABC):
         """Return what the rule lacks to judge a recording; None if it could judge, or if it does not apply."""
         return None
 
-    def drawn(self, recording: Recording, finding: Finding) -> Sequence[str]:  # noqa: ARG002 - others need it
+    def drawn(
+        self,
+        recording: Recording,  # noqa: ARG002 - others need it
+        finding: Finding,
+    ) -> Sequence[str]:
         """Return the sites whose curves the page draws beside a finding, as text."""
         return [finding.site]

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
+from kedge.rules.evidence import Evidence, places, said, said_share
 from kedge.rules.naming import NAMED, plain
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.sites.site import escape
 from kedge.store.events import SavedEvent
 from kedge.store.recording import Recording
 from kedge.store.saved_account import Sums
 
 MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedMemoryEvidence(Evidence):
+    """What one module saves for backward, and what the next largest ones do."""
+
+    bytes: int = said("{} bytes")
+    tensors: int = said("{} tensors")
+    total: int = said("of {} bytes in all")
+    share: float | None = said_share("a share of {}")
+    next: Mapping[str | None, int] = places("bytes held by the next modules", preferred=True)
 
 
 @dataclass(frozen=True)
@@ -52,13 +63,6 @@ class SavedMemory(Rule):
     code = "SAVED-MEMORY"
     name = "one module holds a large part of the memory saved for backward"
     severity = "info"
-    compares_places = True
-    captions: ClassVar[Mapping[str, str]] = {"next": "bytes held by the next modules"}
-    words: ClassVar[Words] = {
-        "bytes": "{} bytes",
-        "tensors": "{} tensors",
-        "total": "of {} bytes in all",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every such module of the step in which most was saved."""
@@ -81,21 +85,25 @@ class SavedMemory(Rule):
             severity=self.severity,
             site=f"{escape(path or '')}:saved",
             step=event.step,
-            message=f"{_named(path)} holds {held / MIB:,.0f} MiB of the {total / MIB:,.0f} MiB ({held / total:.0%}) that "
-            f"autograd saves for backward in step {event.step}.",
-            evidence={
-                "bytes": held,
-                "tensors": module.tensors,
-                "total": total,
-                "share": plain(held / total),
-                "next": {other.path: other.bytes for other in after[:NAMED]},
-            },
+            message=f"{_named(path)} holds {held / MIB:,.0f} MiB of the "
+            f"{total / MIB:,.0f} MiB ({held / total:.0%}) that autograd saves for "
+            f"backward in step {event.step}.",
+            evidence=SavedMemoryEvidence(
+                bytes=held,
+                tensors=module.tensors,
+                total=total,
+                share=plain(held / total),
+                next={other.path: other.bytes for other in after[:NAMED]},
+            ),
             confidence=0.95,
-            remedy="Checkpoint it (torch.utils.checkpoint) to compute it again in backward, or keep its saved tensors "
-            "elsewhere (kedge.offload); for attention use scaled_dot_product_attention, which saves no scores.",
+            remedy="Checkpoint it (torch.utils.checkpoint) to compute it again in "
+            "backward, or keep its saved tensors elsewhere (kedge.offload); for "
+            "attention use scaled_dot_product_attention, which saves no scores.",
         )
 
 
 def _named(path: str | None) -> str:
     """Return the name of a module's saved tensors; operations outside of modules, such as a functional loss, have no path."""
-    return "The program outside of modules" if path is None else f"{escape(path)}:saved"
+    if path is None:
+        return "The program outside of modules"
+    return f"{escape(path)}:saved"

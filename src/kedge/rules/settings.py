@@ -48,16 +48,15 @@ def configured(rules: Sequence[Rule], table: Mapping[str, Any], where: str) -> t
     _require_known("[tool.kedge]", table, KEYS, where)
     given = _table(table.get("rules", {}), "[tool.kedge.rules]", where)
     by_code = {_code(code, rules, f"[tool.kedge.rules.{code}]", where): code for code in given}
-    return tuple(
-        _with(
-            rule,
-            _table(given[by_code[rule.code]], f"[tool.kedge.rules.{by_code[rule.code]}]", where),
-            where,
-        )
-        if rule.code in by_code
-        else rule
-        for rule in rules
-    )
+    configured = []
+    for rule in rules:
+        if rule.code in by_code:
+            code = by_code[rule.code]
+            own = _table(given[code], f"[tool.kedge.rules.{code}]", where)
+            configured.append(_with(rule, own, where))
+        else:
+            configured.append(rule)
+    return tuple(configured)
 
 
 def codes(
@@ -73,7 +72,8 @@ def codes(
     listed = table[key]
     if not isinstance(listed, list) or not all(isinstance(code, str) for code in listed):
         raise ConfigError(
-            f'{where}: {key} in [tool.kedge] is {listed!r}; write a list of codes: {key} = ["{rules[0].code}"]'
+            f"{where}: {key} in [tool.kedge] is {listed!r}; write a list of codes: "
+            f'{key} = ["{rules[0].code}"]'
         )
     return [_code(code, rules, f"{key} in [tool.kedge]", where) for code in listed]
 
@@ -81,7 +81,8 @@ def codes(
 def toml(rules: Iterable[Rule], defaults: Iterable[Rule]) -> str:
     """Return the thresholds of rules in the form of ``pyproject.toml``; changed ones with their default."""
     usual = {rule.code: thresholds(rule) for rule in defaults}
-    return "\n".join(_section(rule, usual.get(rule.code, {})) for rule in rules if thresholds(rule))
+    shown = [rule for rule in rules if thresholds(rule)]
+    return "\n".join(_section(rule, usual.get(rule.code, {})) for rule in shown)
 
 
 #: The keys of ``[tool.kedge]``.
@@ -92,9 +93,10 @@ def _section(rule: Rule, usual: Thresholds) -> str:
     lines = [f"[tool.kedge.rules.{rule.code}]"]
     for name, value in thresholds(rule).items():
         default = usual.get(name, value)
-        lines.append(
-            f"{name} = {value!r}" + (f"  # default: {default!r}" if value != default else "")
-        )
+        line = f"{name} = {value!r}"
+        if value != default:
+            line += f"  # default: {default!r}"
+        lines.append(line)
     return "\n".join(lines) + "\n"
 
 
@@ -116,15 +118,14 @@ def _with(rule: Rule, given: Mapping[str, Any], where: str) -> Rule:
 def _number(value: Any, default: float, name: str, where: str) -> float:
     """Return a threshold: a whole number where the default is one, any number elsewhere."""
     whole = isinstance(default, int)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int if whole else int | float)
-        or math.isnan(value)
-    ):
-        raise ConfigError(
-            f"{where}: {name} is {value!r}; it must be a {'whole ' if whole else ''}number, such as {default!r}"
-        )
-    return value if whole else float(value)
+    kind, fits = "number", isinstance(value, int | float)
+    if whole:
+        kind, fits = "whole number", isinstance(value, int)
+    if isinstance(value, bool) or not fits or math.isnan(value):
+        raise ConfigError(f"{where}: {name} is {value!r}; it must be a {kind}, such as {default!r}")
+    if whole:
+        return int(value)
+    return float(value)
 
 
 def _table(value: Any, name: str, where: str) -> Mapping[str, Any]:
@@ -150,6 +151,6 @@ def _require_known(name: str, given: Mapping[str, Any], known: Sequence[str], wh
 
 def _nearest(word: str, known: Sequence[str]) -> str:
     near = get_close_matches(word, known, n=3, cutoff=0.4)
-    return (
-        f"the nearest are {', '.join(near)}" if near else f"the known ones are {', '.join(known)}"
-    )
+    if near:
+        return f"the nearest are {', '.join(near)}"
+    return f"the known ones are {', '.join(known)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,25 @@ from kedge.compare.comparison import compare
 from kedge.compare.verdict import judge
 from kedge.report.compare.head import Names
 from kedge.report.compare.page import render_difference
+from kedge.rules.evidence import Evidence, said, said_share, unsaid
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
 from tests.compare.stories import from_step, story
 from tests.report.page.runs import Run
 from tests.report.page.test_blocks import found, tower
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said(Evidence):
+    """Evidence with each form of words, with none, and with what stays unsaid."""
+
+    share: float = said_share("a share of {}")
+    of: int = said("of {} in all")
+    births: int = said("it began at {} places", least=2)
+    recovered: bool = said("finite again later", no="not finite again until the end")
+    odd_one: int
+    hidden: int = unsaid()
+
 
 FITS = "() => document.documentElement.scrollWidth <= innerWidth"
 
@@ -194,16 +209,7 @@ def test_paper_has_the_whole_page_in_dark_on_light(saved: Callable[..., str], ta
 
 def test_evidence_is_in_words(saved: Callable[..., str], tab: Any) -> None:
     """No raw key of it, no mark of code in the text, and the commands stand as code."""
-    evidence = {
-        "how": "forward",
-        "certainty": "seen",
-        "module": None,
-        "births": 1,
-        "recovered": False,
-        "share": 0.25,
-        "of": 4,
-        "odd_one": 2,
-    }
+    evidence = Said(share=0.25, of=4, births=1, recovered=False, odd_one=2, hidden=3)
     recording = tower()
     message = "it is odd: see `kedge run x`."
     page = tab.open(
@@ -214,9 +220,9 @@ def test_evidence_is_in_words(saved: Callable[..., str], tab: Any) -> None:
     )
 
     assert page.locator(".finding .evidence li").all_inner_texts() == [
-        "not finite again until the end",
         "a share of 25.0 %",
         "of 4 in all",
+        "not finite again until the end",
         "odd one: 2",
     ]
     assert page.locator(".finding .message").inner_text() == "it is odd: see kedge run x."

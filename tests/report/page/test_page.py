@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from kedge.rules.evidence import Evidence
+from kedge.rules.gradients.grad_vanish import GradVanishEvidence
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
 from tests.report.page.runs import Run
@@ -15,6 +18,14 @@ pytestmark = pytest.mark.timing
 
 NAN = float("nan")
 TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evil(Evidence):
+    """Evidence with names of a program that means harm."""
+
+    near: Mapping[str, Mapping[str, float]]
+    other: str
 
 
 @pytest.fixture
@@ -76,7 +87,15 @@ def test_a_figure_over_the_depth_has_its_words_above_and_not_in_its_legend(
     In the legend, these words are cut off where the page is narrow.
     """
     profile = {"relu1": 1.0, "relu2": 2.0, "relu3": 4.0}
-    finding = Finding("GRAD-VANISH", "warning", "relu1:out", 1, "It fades.", {"profile": profile})
+    evidence = GradVanishEvidence(
+        ratio_of_output_gradients=None,
+        shallow_update_ratio=None,
+        deep_update_ratio=None,
+        profile=profile,
+        ratio=None,
+        samples=1,
+    )
+    finding = Finding("GRAD-VANISH", "warning", "relu1:out", 1, "It fades.", evidence)
 
     figure = tab.open(saved(broken, findings=[finding])).locator(".finding").first
 
@@ -323,9 +342,8 @@ def test_hostile_names_stay_names(
         made.step(step)
     made.end(exit=1, error=f"Error: {evil}")
     recording = Recording.open(tmp_path / "net.kedge")
-    finding = Finding(
-        evil, "error", f"{evil}:out", 1, evil, {"near": {evil: {evil: 1.0}}, evil: evil}, 0.5, evil
-    )
+    evidence = Evil(near={evil: {evil: 1.0}}, other=evil)
+    finding = Finding(evil, "error", f"{evil}:out", 1, evil, evidence, 0.5, evil)
 
     page = tab.open(saved(recording, findings=[finding]))
     page.keyboard.press("j")

@@ -77,8 +77,8 @@ def test_dead_from_the_start():
         "12 of the 16 channels of relu:out (75%) were never above zero in the last 10,112 samples "
         "(79 measured steps), nor at any time before."
     )
-    assert (finding.step, finding.confidence, finding.evidence["once_alive"]) == (0, 0.95, 0)
-    assert finding.evidence["first_dead"] == list(range(10))
+    assert (finding.step, finding.confidence, finding.evidence.once_alive) == (0, 0.95, 0)
+    assert finding.evidence.first_dead == list(range(10))
     assert "biases with zeros" in finding.remedy
 
 
@@ -118,14 +118,14 @@ def test_firing_before_the_window_is_not():
         *layer("relu:out", lambda i: [channel >= 12 or i == 20 for channel in range(CHANNELS)])
     )
 
-    assert (finding.step, finding.evidence["once_alive"]) == (210, 12)
+    assert (finding.step, finding.evidence.once_alive) == (210, 12)
 
 
 def test_a_short_run_is_judged_with_less_confidence():
     """Two thousand samples in ten steps are enough for a word."""
     (finding,) = found(*layer("relu:out", without(12), steps=20))
 
-    assert (finding.confidence, finding.evidence["samples"], finding.evidence["steps"]) == (
+    assert (finding.confidence, finding.evidence.samples, finding.evidence.steps) == (
         0.6,
         2048,
         16,
@@ -155,8 +155,8 @@ def test_layers_that_a_dead_one_starves_are_its_evidence():
     findings = found(*rows)
 
     assert [finding.site for finding in findings] == ["a:out", "b:out"]
-    assert findings[0].evidence["after_it"] == {}
-    assert findings[1].evidence["after_it"] == {"c:out": 0.5625}
+    assert findings[0].evidence.after_it == {}
+    assert findings[1].evidence.after_it == {"c:out": 0.5625}
     assert findings[1].message.endswith("; many channels after it are silent too, in c:out.")
 
 
@@ -202,8 +202,8 @@ def test_a_layer_that_died_lately_is_judged_by_what_came_since():
     """That it was alive before does not matter, however many samples that was."""
     (finding,) = found(*layer("relu:out", without(16, since=60), steps=75, samples=40))
 
-    assert (finding.step, finding.evidence["samples"], finding.evidence["steps"]) == (600, 600, 15)
-    assert finding.evidence["once_alive"] == 16
+    assert (finding.step, finding.evidence.samples, finding.evidence.steps) == (600, 600, 15)
+    assert finding.evidence.once_alive == 16
 
 
 def test_a_layer_that_is_dead_in_part_needs_its_samples():

@@ -44,9 +44,9 @@ def test_values_within_two_doublings_of_the_end_are_reported():
         finding.message
         == "fc:out reaches 3e+04; the largest float16 is 6.55e+04 (first close to it at step 10)."
     )
-    assert finding.evidence["headroom"] == pytest.approx(math.log2(HALF / 30000), rel=1e-4)
-    assert finding.evidence["course"] == [100.0, 17000.0, 20000.0, 30000.0]
-    assert finding.evidence["steps"] == [0, 10, 20, 30]
+    assert finding.evidence.headroom == pytest.approx(math.log2(HALF / 30000), rel=1e-4)
+    assert finding.evidence.course == [100.0, 17000.0, 20000.0, 30000.0]
+    assert finding.evidence.steps == [0, 10, 20, 30]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_steps_that_are_not_finite_are_left_out():
     """They are another rule's, and what came before is judged all the same."""
     (finding,) = near([20000.0, 21000.0, 22000.0, math.inf, math.nan])
 
-    assert finding.evidence["largest"] == 22000.0
+    assert finding.evidence.largest == 22000.0
 
 
 def test_the_first_of_the_flow_speaks_for_those_after_it():
@@ -125,9 +125,9 @@ def test_the_first_of_the_flow_speaks_for_those_after_it():
 
     first, other = NearOverflow().check(Recording.build(sites, rows))
 
-    assert (first.site, first.evidence["sites"]) == ("a:out", ["a:out", "b:out"])
+    assert (first.site, first.evidence.sites) == ("a:out", ["a:out", "b:out"])
     assert first.message.endswith("(first close to it at step 0); also close: 1 more site.")
-    assert (other.site, other.evidence["sites"]) == ("G.a:out", ["G.a:out"])
+    assert (other.site, other.evidence.sites) == ("G.a:out", ["G.a:out"])
 
 
 def under(
@@ -160,7 +160,7 @@ def test_gradients_that_lose_digits_are_reported():
         "60% of the non-zero elements of l2:out.grad are below 6.1e-05, where float16 loses digits. "
         "In 2 of the 3 float16 gradients of the model more than 5% are."
     )
-    assert finding.evidence["shares"] == {"l2:out.grad": 0.6, "l0:out.grad": 0.3}
+    assert finding.evidence.shares == {"l2:out.grad": 0.6, "l0:out.grad": 0.3}
     assert "GradScaler" in finding.remedy
 
 
@@ -246,7 +246,7 @@ def test_each_dtype_and_root_is_judged_by_itself():
 
     (finding,) = Underflow().check(Recording.build(sites, rows))
 
-    assert (finding.evidence["concerned"], finding.evidence["gradients"]) == (2, 2)
+    assert (finding.evidence.concerned, finding.evidence.gradients) == (2, 2)
 
 
 def with_loss(*losses: list[float]) -> list[Finding]:

@@ -51,9 +51,9 @@ def test_an_activation_that_is_flat_for_most_inputs_is_reported():
         "60% of the outputs of a1:out (Tanh) are where its slope is below 0.001 "
         "(median of the last 20 measured steps; first at step 0); also saturated: 1 more activation."
     )
-    assert finding.evidence["shares"] == {"a1:out": 0.6, "a2:out": 0.9}
-    assert finding.evidence["saturated_sites"] == 2
-    assert finding.evidence["course"] == [0.6] * 6
+    assert finding.evidence.shares == {"a1:out": 0.6, "a2:out": 0.9}
+    assert finding.evidence.saturated_sites == 2
+    assert finding.evidence.course == [0.6] * 6
 
 
 @pytest.mark.parametrize(("share", "number"), [(0.5, 0), (0.51, 1)])

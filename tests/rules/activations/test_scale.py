@@ -41,9 +41,9 @@ def test_a_signal_that_grows_from_layer_to_layer_is_reported():
         "At step 0 the scale of the outputs of Net grows by a factor of 4 from layer to layer: "
         "from 1 at l0:out to 1e+03 at l5:out."
     )
-    assert finding.evidence["doublings"] == 10.0
-    assert finding.evidence["rank_correlation"] == 1.0
-    assert finding.evidence["profile"]["l2:out"] == 16.0
+    assert finding.evidence.doublings == 10.0
+    assert finding.evidence.rank_correlation == 1.0
+    assert finding.evidence.profile["l2:out"] == 16.0
 
 
 def test_a_signal_that_shrinks_is_reported():
@@ -51,8 +51,8 @@ def test_a_signal_that_shrinks_is_reported():
     (finding,) = init(at_start([0.2**i for i in range(6)]))
 
     assert "shrinks by a factor of 5 from layer to layer" in finding.message
-    assert finding.evidence["doublings"] == pytest.approx(-5 * math.log2(5), rel=1e-4)
-    assert finding.evidence["factor"] == pytest.approx(0.2)
+    assert finding.evidence.doublings == pytest.approx(-5 * math.log2(5), rel=1e-4)
+    assert finding.evidence.factor == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(("factor", "number"), [(2.9, 0), (3.1, 1), (1 / 2.9, 0), (1 / 3.1, 1)])
@@ -125,8 +125,8 @@ def test_a_scale_that_keeps_growing_is_reported():
     assert finding.message == (
         "fc:out grew from 32 to 955 (rms) since step 500, 10 doublings per 1,000 steps, and has not levelled off."
     )
-    assert finding.evidence["doublings"] == pytest.approx(4.9)
-    assert finding.evidence["sites"] == {"fc:out": pytest.approx(10.0)}
+    assert finding.evidence.doublings == pytest.approx(4.9)
+    assert finding.evidence.sites == {"fc:out": pytest.approx(10.0)}
 
 
 def test_a_scale_that_keeps_shrinking_is_reported():
@@ -165,8 +165,8 @@ def test_a_steady_drift_may_be_noisy(sign):
     """The medians of eight parts keep to the line, whatever single steps do."""
     (finding,) = drift(lambda i: 2.0 ** (sign * (i / 10 + math.sin(2.4 * i))))
 
-    assert finding.evidence["doublings_per_1000_steps"] == pytest.approx(sign * 10, rel=0.1)
-    assert len(finding.evidence["course"]) == 6
+    assert finding.evidence.doublings_per_1000_steps == pytest.approx(sign * 10, rel=0.1)
+    assert len(finding.evidence.course) == 6
 
 
 @pytest.mark.parametrize(("bend", "number"), [(0.5, 1), (1.3, 0)])
@@ -206,7 +206,7 @@ def test_the_fastest_speaks_for_the_root():
 
     assert finding.site == "l1:out"
     assert finding.message.endswith("has not levelled off; also drifting: 1 more module.")
-    assert list(finding.evidence["sites"]) == ["l1:out", "l0:out"]
+    assert list(finding.evidence.sites) == ["l1:out", "l0:out"]
 
 
 def test_embeddings_and_steps_that_are_not_finite_are_left_out():

@@ -43,8 +43,8 @@ def test_a_norm_that_leaves_its_past_and_stays_is_an_error():
         "The norm of the gradients was 40 at step 600, above the limit of 25 set by the run's own past, "
         "and stayed above it (largest: 60); b.weight:param.grad has the largest share."
     )
-    assert finding.evidence["update_ratio"] == 0.5
-    assert finding.evidence["shares"] == {"b.weight:param.grad": 0.64, "a.weight:param.grad": 0.36}
+    assert finding.evidence.update_ratio == 0.5
+    assert finding.evidence.shares == {"b.weight:param.grad": 0.64, "a.weight:param.grad": 0.36}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_without_updates_the_norm_decides():
     """Where no update was recorded, nothing shows that the gradient was tamed."""
     (finding,) = found([*noisy(60), 400, 600, 500, 450], update=None)
 
-    assert finding.evidence["update_ratio"] is None
+    assert finding.evidence.update_ratio is None
 
 
 def test_a_spike_that_ends_the_run_counts():
@@ -178,7 +178,7 @@ def test_what_explodes_and_is_over_between_two_samples_is_seen():
     (finding,) = taken([*noisy(153), 40, 900, 60, *[0.1] * 5], after=7.0)
 
     assert (finding.site, finding.step) == ("a.weight:param.grad", 153)
-    assert finding.evidence["largest"] == 900.0
+    assert finding.evidence.largest == 900.0
     assert finding.confidence == 0.9
 
 

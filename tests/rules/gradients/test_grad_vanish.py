@@ -39,10 +39,10 @@ def test_a_gradient_that_fades_with_depth_is_reported():
         "The first third of the layers of Net (l0.weight to l2.weight) hardly learns: its gradient relative to the weights "
         "is 1.0e-06 times that of the last third (median of 30 measured steps, from step 0 on)."
     )
-    assert finding.evidence["ratio_of_output_gradients"] == pytest.approx(1e-6)
-    assert finding.evidence["shallow_update_ratio"] == pytest.approx(1e-9)
-    assert finding.evidence["deep_update_ratio"] == pytest.approx(1e-3)
-    assert list(finding.evidence["profile"]) == [f"l{i}.weight" for i in range(9)]
+    assert finding.evidence.ratio_of_output_gradients == pytest.approx(1e-6)
+    assert finding.evidence.shallow_update_ratio == pytest.approx(1e-9)
+    assert finding.evidence.deep_update_ratio == pytest.approx(1e-3)
+    assert list(finding.evidence.profile) == [f"l{i}.weight" for i in range(9)]
     assert finding.remedy.startswith("Replace sigmoid and tanh, if there are any")
     assert finding.remedy.endswith("or residual connections.")
 
@@ -89,14 +89,14 @@ def test_what_the_optimizer_makes_up_for_in_part_is_reported():
     """Weights that move a hundredth as fast as those at the other end are left behind."""
     (finding,) = found(fading(0.2, update=lambda gradient: 1e-3 if gradient > 1e-4 else 1e-6))
 
-    assert finding.evidence["shallow_update_ratio"] == pytest.approx(1e-5)
+    assert finding.evidence.shallow_update_ratio == pytest.approx(1e-5)
 
 
 def test_what_no_optimizer_makes_up_for_is_reported():
     """Below a millionth the optimizer scales up noise."""
     (finding,) = found(fading(0.05, update=lambda gradient: 1e-4))
 
-    assert finding.evidence["ratio"] < 1e-6
+    assert finding.evidence.ratio < 1e-6
 
 
 def test_a_cut_gradient_has_not_faded():
@@ -200,7 +200,7 @@ def test_without_updates_and_output_gradients_it_says_so_with_less_confidence():
     (finding,) = found(course)
 
     assert finding.confidence == 0.7
-    assert finding.evidence["shallow_update_ratio"] is None
+    assert finding.evidence.shallow_update_ratio is None
 
 
 def test_steps_that_are_not_finite_are_left_out():
@@ -212,7 +212,7 @@ def test_steps_that_are_not_finite_are_left_out():
 
     (finding,) = found(course)
 
-    assert finding.evidence["samples"] == 28
+    assert finding.evidence.samples == 28
 
 
 @golden("GRAD-VANISH")

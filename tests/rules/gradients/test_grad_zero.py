@@ -40,7 +40,7 @@ def test_gradients_that_are_zero_all_the_time_are_reported():
         "The gradients of 2 parameters were exactly zero in at least the last 20 measured steps, since step 0: "
         "l0.weight, l1.weight. l2.weight, nearer to the loss, gets a gradient."
     )
-    assert finding.evidence == {
+    assert finding.entry()["evidence"] == {
         "kind": "some",
         "parameters": ["l0.weight", "l1.weight"],
         "of": 3,
@@ -53,7 +53,7 @@ def test_a_model_that_never_got_anything_else_is_an_error():
     (finding,) = found(course(0.0, 0.0))
 
     assert finding.severity == "error"
-    assert finding.evidence["next_with_gradient"] is None
+    assert finding.evidence.next_with_gradient is None
     assert finding.message.endswith(": l0.weight, l1.weight.")
 
 
@@ -118,7 +118,7 @@ def test_parameters_of_the_module_itself_are_not_the_next_one():
 
     (finding,) = found(made)
 
-    assert finding.evidence["next_with_gradient"] == "l1.weight"
+    assert finding.evidence.next_with_gradient == "l1.weight"
 
 
 def test_many_are_counted():
@@ -164,7 +164,7 @@ def test_a_bias_beside_a_weight_without_a_gradient_is_named_with_it():
         {"step": step, "site": "l0.bias:param.grad", "count": 4, "sumsq": 0.0} for step in STEPS
     ]
 
-    assert found(made)[0].evidence["parameters"] == ["l0.weight", "l0.bias"]
+    assert found(made)[0].evidence.parameters == ["l0.weight", "l0.bias"]
 
 
 def test_a_bias_beside_a_weight_that_is_frozen_is_named():
@@ -177,7 +177,7 @@ def test_a_bias_beside_a_weight_that_is_frozen_is_named():
         {"step": step, "site": "l0.bias:param.grad", "count": 4, "sumsq": 0.0} for step in STEPS
     ]
 
-    assert found(made)[0].evidence["parameters"] == ["l0.bias"]
+    assert found(made)[0].evidence.parameters == ["l0.bias"]
 
 
 def resting(loss: float, *, begin: float = 1e-3) -> Course:

@@ -35,14 +35,14 @@ def test_it_was_born_in_the_backward_of_the_module_that_takes_the_output():
     )
     assert (
         made_at(finding),
-        finding.evidence["module"],
-        finding.evidence["propagated"],
+        finding.evidence.module,
+        finding.evidence.propagated,
     ) == (
         "backward, seen",
         "log",
         2,
     )
-    assert list(finding.evidence["near"]) == ["log:out.grad"]
+    assert list(finding.evidence.near) == ["log:out.grad"]
     assert (finding.severity, finding.confidence) == ("error", 0.9)
 
 
@@ -65,7 +65,7 @@ def test_containers_are_looked_through():
         )
     )
 
-    assert (finding.site, finding.evidence["module"]) == ("left.fc:out.grad", "right.root")
+    assert (finding.site, finding.evidence.module) == ("left.fc:out.grad", "right.root")
 
 
 def test_the_consumer_of_a_container_is_found():
@@ -84,7 +84,7 @@ def test_the_consumer_of_a_container_is_found():
         )
     )
 
-    assert (finding.site, finding.evidence["module"]) == ("left.fc:out.grad", "right")
+    assert (finding.site, finding.evidence.module) == ("left.fc:out.grad", "right")
 
 
 def test_the_innermost_consumer_is_named():
@@ -99,7 +99,7 @@ def test_the_innermost_consumer_is_named():
 
     finding = only(broken(scene, {"fc:out.grad": NAN}))
 
-    assert (finding.evidence["module"], finding.confidence) == ("block.first", 0.9)
+    assert (finding.evidence.module, finding.confidence) == ("block.first", 0.9)
 
 
 def test_a_container_without_a_gradient_of_its_own_is_looked_through():
@@ -117,21 +117,21 @@ def test_a_container_without_a_gradient_of_its_own_is_looked_through():
 
     finding = only(broken(scene, all_of(["left.fc:out.grad", "left.fc.weight:param.grad"], INF)))
 
-    assert (made_at(finding), finding.evidence["module"]) == ("backward, seen", "right")
+    assert (made_at(finding), finding.evidence.module) == ("backward, seen", "right")
 
 
 def test_a_loss_module_is_named():
     """A loss that is a module is a root of its own; its backward can make a NaN like any other's."""
     finding = only(broken(chain(loss=True), all_of(ALL_GRADIENTS, NAN)))
 
-    assert (finding.site, finding.evidence["module"]) == ("head:out.grad", "Loss")
+    assert (finding.site, finding.evidence.module) == ("head:out.grad", "Loss")
 
 
 def test_a_loss_outside_of_modules_is_named():
     """If the gradient that enters the model is bad, what the program computed from its output made it."""
     finding = only(broken(chain(), all_of(ALL_GRADIENTS, NAN)))
 
-    assert (finding.site, made_at(finding), finding.evidence["module"]) == (
+    assert (finding.site, made_at(finding), finding.evidence.module) == (
         "head:out.grad",
         "backward, inferred",
         None,
@@ -165,7 +165,7 @@ def test_a_containers_own_parameter_has_no_place_in_the_order():
 
     finding = only(broken(scene, all_of(["pos:param.grad", "relu:out.grad", "fc:out.grad"], NAN)))
 
-    assert (finding.site, finding.evidence["module"]) == ("relu:out.grad", "log")
+    assert (finding.site, finding.evidence.module) == ("relu:out.grad", "log")
 
 
 def test_an_operation_between_two_modules_is_delimited():
@@ -194,7 +194,7 @@ def test_another_use_of_the_output_is_not_ruled_out():
 
     finding = only(broken(scene, {"fc:out.grad": NAN}))
 
-    assert (made_at(finding), finding.evidence["module"], finding.confidence) == (
+    assert (made_at(finding), finding.evidence.module, finding.confidence) == (
         "backward, among",
         "branch",
         0.7,
@@ -219,7 +219,7 @@ def test_a_replaced_infinity_is_the_cause_of_the_nan_it_gives_back():
 
     finding = only(broken(scene, bad))
 
-    assert (finding.site, finding.severity, finding.evidence["value"]) == (
+    assert (finding.site, finding.severity, finding.evidence.value) == (
         "log:out",
         "error",
         "-inf",
@@ -231,7 +231,7 @@ def test_a_replaced_infinity_elsewhere_is_not_the_cause():
     scene = chain(loss=True)
     bad = all_of(["relu:out", "log:in"], INF) | all_of(ALL_GRADIENTS, NAN)
 
-    assert only(broken(scene, bad)).evidence["module"] == "Loss"
+    assert only(broken(scene, bad)).evidence.module == "Loss"
 
 
 def test_a_gradient_that_reaches_no_parameter_does_little_harm():
@@ -265,7 +265,7 @@ def test_a_recording_of_gradients_alone_is_read_backwards():
 
     finding = only(scene)
 
-    assert (finding.site, list(finding.evidence["near"])) == (
+    assert (finding.site, list(finding.evidence.near)) == (
         "b.weight:param.grad",
         ["c.weight:param.grad"],
     )
@@ -304,7 +304,7 @@ def test_skipped_steps_are_one_finding_of_little_weight(dtype, severity):
 
     finding = only(scene)
 
-    assert (finding.severity, finding.evidence["module"], finding.evidence["steps"]) == (
+    assert (finding.severity, finding.evidence.module, finding.evidence.steps) == (
         severity,
         "log",
         3,

@@ -155,7 +155,7 @@ def test_the_one_that_spoiled_it_is_among_those_that_are_named(name, tmp_path):
 
     found = only(make(), tmp_path, head)
 
-    assert (made_at(found), found.evidence["module"], found.evidence["also"]) == (
+    assert (made_at(found), found.evidence.module, found.evidence.also) == (
         how,
         module,
         also,
@@ -206,7 +206,7 @@ def test_a_linear_map_that_can_overflow_is_not_excused(tmp_path):
 
     found = only(model, tmp_path, lambda y: y * 1e-30 + (y - y.detach()) * 1e10)
 
-    assert (made_at(found), found.evidence["module"]) == ("backward, seen", "b")
+    assert (made_at(found), found.evidence.module) == ("backward, seen", "b")
     assert "Scale the loss down" in found.remedy
 
 

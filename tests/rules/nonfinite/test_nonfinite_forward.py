@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from kedge.json_input.classes import as_json
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
@@ -66,8 +67,8 @@ def test_the_first_producer_is_named_and_the_others_are_counted():
     assert finding.message == (
         "log:out was the first to contain NaN (1 of 4 elements), at step 20; its input was finite."
     )
-    assert finding.evidence["propagated"] == len(AFTER_LOG) + len(ALL_GRADIENTS) - 1
-    assert finding.evidence["near"] == {
+    assert finding.evidence.propagated == len(AFTER_LOG) + len(ALL_GRADIENTS) - 1
+    assert as_json(finding.evidence.near) == {
         "log:in": {"step": 20, "min": -0.25, "max": 0.5, "rms": 0.306186}
     }
     assert finding.confidence == 1.0
@@ -98,7 +99,7 @@ def test_a_container_is_not_named_for_what_its_child_made():
     finding = only(scene)
 
     assert (finding.site, made_at(finding)) == ("block.inner.act:out", "forward, seen")
-    assert finding.evidence["propagated"] == 3
+    assert finding.evidence.propagated == 3
 
 
 def test_an_operation_after_the_last_child_is_its_containers_own():
@@ -136,7 +137,7 @@ def test_what_no_module_made_was_born_between(source, sure):
         "b:in was the first to contain NaN (1 of 4 elements), at step 20, although a:out before it was finite: "
         "an operation in the forward of Net made it, outside any watched module."
     )
-    assert (finding.evidence["module"], list(finding.evidence["near"])) == ("", ["a:out"])
+    assert (finding.evidence.module, list(finding.evidence.near)) == ("", ["a:out"])
     assert finding.confidence == sure
 
 
@@ -196,7 +197,7 @@ def test_a_healed_nan_is_a_warning():
     finding = only(broken(chain(), {"log:out": NAN, "head:in": NAN}))
 
     assert (finding.severity, finding.site) == ("warning", "log:out")
-    assert finding.evidence["healed"] == ["head:out"]
+    assert finding.evidence.healed == ["head:out"]
     assert finding.message.endswith("The run went on.")
 
 
@@ -296,14 +297,14 @@ def test_a_row_of_minus_infinities_is_blamed_on_the_softmax():
         | all_of(["softmax:out", "head:in", "head:out", ":out", "head.weight:param.grad"], NAN),
     )
 
-    assert (only(scene).site, only(scene).evidence["value"]) == ("softmax:out", "NaN")
+    assert (only(scene).site, only(scene).evidence.value) == ("softmax:out", "NaN")
 
 
 def test_a_bad_batch_is_said_to_come_from_outside():
     """A NaN in what the model is given was not made by the model."""
     finding = only(broken(chain(), all_of([":in", "fc:in", *EVERYTHING[:-2]], NAN)))
 
-    assert (finding.site, finding.severity, finding.evidence["module"]) == (":in", "error", None)
+    assert (finding.site, finding.severity, finding.evidence.module) == (":in", "error", None)
     assert "with the batch" in finding.message
 
 
@@ -319,7 +320,7 @@ def test_a_bad_batch_that_was_skipped_is_reported_once():
     assert finding.message.endswith(
         "This happened in 2 steps from step 20 on, and the run went on."
     )
-    assert (finding.evidence["steps"], finding.evidence["recovered"]) == (2, True)
+    assert (finding.evidence.steps, finding.evidence.recovered) == (2, True)
 
 
 def test_a_parameter_that_was_loaded_broken():
@@ -416,7 +417,7 @@ def test_no_more_births_are_reported_than_asked_for():
     findings = list(NanBorn(max_findings=3).check(scene.recording()))
 
     assert len(findings) == 3
-    assert findings[0].evidence["births"] == 9
+    assert findings[0].evidence.births == 9
 
 
 def test_a_module_fed_by_itself_is_named_with_little_confidence():
@@ -464,7 +465,7 @@ def test_one_rank_of_several_is_enough():
 
     finding = only(scene)
 
-    assert (finding.site, finding.evidence["nonfinite"], finding.evidence["count"]) == (
+    assert (finding.site, finding.evidence.nonfinite, finding.evidence.count) == (
         "log:out",
         1,
         8,
@@ -483,7 +484,7 @@ def test_an_overflow_of_values_that_had_grown_is_called_a_divergence():
 
     finding = only(scene)
 
-    assert finding.evidence["value"] == "inf and -inf"
+    assert finding.evidence.value == "inf and -inf"
     assert finding.remedy.startswith(
         "The values next to it had grown to 2.0e+30: the run had diverged"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kedge.json_input.classes import as_json
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
@@ -38,7 +39,7 @@ def test_off_schedule_the_sum_tells():
         finding.message
         == "log:out was the first to contain -inf, at step 17; its input was finite."
     )
-    assert finding.evidence["near"] == {
+    assert as_json(finding.evidence.near) == {
         "log:in": {"step": 10, "min": -0.25, "max": 0.5, "rms": 0.306186}
     }
 
@@ -105,7 +106,7 @@ def test_on_schedule_what_has_no_row_did_not_run():
     scene.step(0)
     scene.step(10, all_of(["log:out", ":out"], NAN), without=["branch:in", "branch:out"])
 
-    assert only(scene).evidence["propagated"] == 1
+    assert only(scene).evidence.propagated == 1
 
 
 def test_what_came_after_a_bad_output_is_not_worked_out_to_be_finite():

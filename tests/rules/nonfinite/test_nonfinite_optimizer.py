@@ -87,7 +87,7 @@ def test_weights_that_the_optimizer_blew_up_are_the_cause_of_what_overflows_next
     assert finding.remedy.startswith(
         "The optimizer's steps are probably too large: the rms of fc.weight:param had gone from 0.31 at step 0 to more than 1e19 at step 7."
     )
-    assert finding.evidence["growth"]["site"] == "fc.weight:param"
+    assert finding.evidence.growth.site == "fc.weight:param"
 
 
 def test_weights_that_grew_as_weights_do_are_not_mentioned():
@@ -100,7 +100,7 @@ def test_weights_that_grew_as_weights_do_are_not_mentioned():
             r["sumsq"] = 0.0
     scene.step(20, all_of(["log:out", "head:in", "head:out", ":out", *ALL_GRADIENTS], NAN))
 
-    assert only(scene).evidence["growth"] is None
+    assert only(scene).evidence.growth is None
 
 
 def test_gradients_that_the_program_spoiled_are_distinguished_from_those_a_backward_made():
@@ -264,7 +264,7 @@ def test_a_skipped_step_is_not_held_against_a_run(dtype, severity):
     """The gradients that the optimizer got in that step were finite: the others never reached it."""
     finding = only(skipping(dtype, stepped=True))
 
-    assert (finding.severity, finding.evidence["skipped"]) == (severity, True)
+    assert (finding.severity, finding.evidence.skipped) == (severity, True)
     assert finding.message.endswith(
         "The run went on, because the optimizer never got these gradients."
     )
@@ -314,7 +314,7 @@ def test_another_model_that_does_well_does_not_heal_this_one():
 
     finding = only(scene)
 
-    assert (finding.site, finding.severity, finding.evidence["recovered"]) == (
+    assert (finding.site, finding.severity, finding.evidence.recovered) == (
         "G.log:out",
         "error",
         False,
@@ -329,7 +329,7 @@ def test_a_loss_that_is_finite_again_shows_that_a_step_was_survived():
     scene.step(10, bad, without=["G.head.weight:param.grad", "G:grad.norm"])
     scene.step(20)
 
-    assert only(scene).evidence["recovered"] is True
+    assert only(scene).evidence.recovered is True
 
 
 def test_a_row_of_one_rank_tells_of_all():

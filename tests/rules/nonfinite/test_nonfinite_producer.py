@@ -194,7 +194,7 @@ def test_the_producer_is_named_where_the_rows_show_a_range_of_steps():
         'loss was not finite at step 27: log made it, outside of modules, at train.py:37: "loss = torch.log(var).mean()"; its '
         "input holds 3 zeros."
     )
-    assert finding.evidence["operation"]["operation"] == "log"
+    assert finding.evidence.operation.operation == "log"
     assert "kedge run" not in finding.remedy
     assert "clamp it" in finding.remedy
 
@@ -272,8 +272,8 @@ def test_rows_that_name_the_module_learn_the_operation():
         "log:out was the first to contain NaN (1 of 4 elements), at step 20; its input was finite."
     )
     assert "The graph of the loss shows it: log made it, in log, at train.py:37" in finding.message
-    assert finding.evidence["propagated"] > 0
-    assert finding.evidence["operation"]["line"] == 37
+    assert finding.evidence.propagated > 0
+    assert finding.evidence.operation.line == 37
 
 
 def test_a_producer_of_a_later_step_is_a_consequence():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kedge.json_input.classes import as_json
 from kedge.rules.nonfinite.advice import OperationAdvice
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
@@ -54,7 +55,7 @@ def test_the_programs_line_is_in_the_message_and_in_the_evidence():
 
     finding = only(scene)
 
-    assert finding.evidence["source"] == LINE
+    assert as_json(finding.evidence.source) == LINE
     assert finding.message.endswith(
         'its input was finite. log (Log) is called at train.py:31, in Net.forward: "x = self.log(x)".'
     )
@@ -76,7 +77,7 @@ def test_between_two_modules_the_line_is_that_of_the_next():
         "an operation in the forward of Net made it, outside any watched module (log was its last operation). "
         'The result goes in at train.py:31, in Net.forward: "self.b(x.log())".'
     )
-    assert finding.evidence["node"] == "LogBackward0"
+    assert finding.evidence.node == "LogBackward0"
 
 
 def test_an_operation_after_the_last_module_is_named_by_its_node():
@@ -178,14 +179,14 @@ def test_the_steps_before_are_in_the_evidence():
     ]
     scene.step(20, all_of(AFTER_LOG, -INF) | all_of(ALL_GRADIENTS, NAN), level=FINITENESS)
 
-    before = only(scene).evidence["before"]
+    before = only(scene).evidence.before
 
-    assert before["steps"] == list(range(5, 21))
-    assert list(before["sites"]) == ["log:out", "relu:out"]
-    assert before["sites"]["log:out"]["state"] == ["finite"] * 15 + ["inf"]
-    assert before["sites"]["relu:out"]["rms"][8] == 2.0
-    assert before["sites"]["relu:out"]["absmax"][5] == 0.5
-    assert before["sites"]["relu:out"]["absmax"][6] is None
+    assert before.steps == list(range(5, 21))
+    assert list(before.sites) == ["log:out", "relu:out"]
+    assert before.sites["log:out"].state == ["finite"] * 15 + ["inf"]
+    assert before.sites["relu:out"].rms[8] == 2.0
+    assert before.sites["relu:out"].absmax[5] == 0.5
+    assert before.sites["relu:out"].absmax[6] is None
 
 
 def test_propagators_and_healed_modules_are_listed():
@@ -196,9 +197,9 @@ def test_propagators_and_healed_modules_are_listed():
         broken(scene, all_of(["log:out", "head:in", "head:out", ":out", "more:in"], NAN))
     )
 
-    assert finding.evidence["propagators"] == ["head:in", "head:out", ":out", "more:in"]
-    assert finding.evidence["propagated"] == 4
-    assert finding.evidence["healed"] == ["more:out"]
+    assert finding.evidence.propagators == ["head:in", "head:out", ":out", "more:in"]
+    assert finding.evidence.propagated == 4
+    assert finding.evidence.healed == ["more:out"]
 
 
 def test_the_list_of_propagators_is_bounded():
@@ -214,7 +215,7 @@ def test_the_list_of_propagators_is_bounded():
         )
     )
 
-    assert (len(finding.evidence["propagators"]), finding.evidence["propagated"]) == (12, 78)
+    assert (len(finding.evidence.propagators), finding.evidence.propagated) == (12, 78)
 
 
 def test_a_first_step_has_nothing_before_it():
@@ -223,7 +224,7 @@ def test_a_first_step_has_nothing_before_it():
     scene.step(0, all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN))
     scene.rows.append(size(0, "log:in", 1.0))
 
-    assert only(scene).evidence["before"]["steps"] == [0]
+    assert only(scene).evidence.before.steps == [0]
 
 
 def test_a_call_that_was_kept_is_offered():
@@ -236,7 +237,7 @@ def test_a_call_that_was_kept_is_offered():
     assert finding.remedy.startswith(
         "To run that call again by itself: python dump-20/replay.py. In log (Log), look at"
     )
-    assert finding.evidence["dump"] == {"step": 20, "site": "log:out", "folder": "dump-20"}
+    assert as_json(finding.evidence.dump) == {"step": 20, "site": "log:out", "folder": "dump-20"}
 
 
 def test_a_dump_names_what_the_recording_did_not_see():
@@ -261,7 +262,7 @@ def test_a_dump_names_what_the_recording_did_not_see():
     )
     assert finding.message.endswith(" at step 20.")
     assert finding.severity == "error"
-    assert finding.evidence["before"]["steps"] == [0, 10]
+    assert finding.evidence.before.steps == [0, 10]
 
 
 def test_a_dump_of_another_step_is_a_birth_of_its_own():
@@ -275,7 +276,7 @@ def test_a_dump_of_another_step_is_a_birth_of_its_own():
 
     assert (healed.severity, healed.step) == ("warning", 3)
     assert healed.message.endswith(" The run went on.")
-    assert "dump" not in born.evidence
+    assert born.evidence.dump is None
 
 
 def test_a_dump_speaks_where_no_row_shows_anything():
@@ -335,7 +336,7 @@ def test_the_operation_that_a_kept_call_shows_is_named():
         'makes infinities in the operation log/log:out (net.py:12): "x.log()", then NaN in'
         in finding.message
     )
-    assert finding.evidence["operation"] == made
+    assert as_json(finding.evidence.operation) == made
     assert finding.remedy == (
         "To run that call again by itself: python dump-20/replay.py. Keep the input of log above zero: clamp it "
         "(x.clamp_min(eps)), or use log_softmax, logsumexp or log1p, which do not need this."

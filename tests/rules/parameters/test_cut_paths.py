@@ -59,7 +59,7 @@ def test_the_path_ends_between_the_last_without_and_the_first_with_a_gradient():
         "the path from the loss ends after b: c after it got a gradient, and b got none"
         in finding.message
     )
-    assert (finding.evidence["last"], finding.evidence["next"]) == ("b", "c")
+    assert (finding.evidence.last, finding.evidence.next) == ("b", "c")
     assert "between b and c" in finding.remedy
     assert "in the forward" not in finding.remedy
 
@@ -83,7 +83,7 @@ def test_a_call_without_a_graph_ends_the_path_of_all_before_it(
     """What was seen at the call is said, of its own parameters and of those before it alike."""
     (finding,) = found({**CHAIN, "b": (None, False)}, {"a.weight": "", "b.weight": ungraded})
 
-    assert finding.evidence["sites"] == ["a.weight:param.grad", "b.weight:param.grad"]
+    assert finding.evidence.sites == ["a.weight:param.grad", "b.weight:param.grad"]
     assert says in finding.message
     assert remedy in finding.remedy
 
@@ -117,7 +117,7 @@ def test_a_container_stands_for_what_is_in_it():
     }
     (finding,) = found(modules, {"a.scale": "", "a.x.weight": ""})
 
-    assert (finding.evidence["last"], finding.evidence["next"]) == ("a", "b.x")
+    assert (finding.evidence.last, finding.evidence.next) == ("a", "b.x")
 
 
 def test_without_graphs_of_any_module_the_gradients_decide():
@@ -126,7 +126,7 @@ def test_without_graphs_of_any_module_the_gradients_decide():
         {path: (None, graded) for path, (_, graded) in CHAIN.items()}, {"a.weight": ""}
     )
 
-    assert (finding.evidence["last"], finding.evidence["next"]) == ("b", "c")
+    assert (finding.evidence.last, finding.evidence.next) == ("b", "c")
 
 
 def blocks(number: int, **odd: str) -> tuple[dict[str, tuple[str | None, bool]], dict[str, str]]:
@@ -143,9 +143,9 @@ def test_a_cut_that_repeats_in_each_block_is_one_finding():
     """It names the parameters of all, the first place, and the others."""
     (finding,) = found(*blocks(12))
 
-    assert len(finding.evidence["sites"]) == 24
-    assert (finding.evidence["last"], finding.evidence["next"]) == ("h.0.attn", "h.0.mlp")
-    assert finding.evidence["again"] == [f"h.{i}.attn" for i in range(1, 12)]
+    assert len(finding.evidence.sites) == 24
+    assert (finding.evidence.last, finding.evidence.next) == ("h.0.attn", "h.0.mlp")
+    assert list(finding.evidence.again) == [f"h.{i}.attn" for i in range(1, 12)]
     assert finding.message.endswith(
         "ends after h.0.attn: h.0.mlp after it got a gradient, and h.0.attn got none; it ends so at 11 other places, "
         "too: h.1.attn, h.2.attn, h.3.attn and 8 more."
@@ -156,16 +156,16 @@ def test_a_block_that_is_cut_elsewhere_is_a_finding_of_its_own():
     """The names behind the cut differ in more than a number."""
     one, other = found(*blocks(3, b1="norm"))
 
-    assert (one.evidence["last"], one.evidence["again"]) == ("h.0.attn", ["h.2.attn"])
-    assert (other.evidence["last"], other.evidence["next"]) == ("h.1.attn", "h.1.norm")
-    assert "again" not in other.evidence
+    assert (one.evidence.last, one.evidence.again) == ("h.0.attn", ("h.2.attn",))
+    assert (other.evidence.last, other.evidence.next) == ("h.1.attn", "h.1.norm")
+    assert other.evidence.again == ()
 
 
 def test_a_single_cut_does_not_speak_of_others():
     """There is nothing to fold."""
     (finding,) = found(*blocks(1))
 
-    assert "again" not in finding.evidence
+    assert finding.evidence.again == ()
     assert finding.message.endswith("and h.0.attn got none.")
 
 
@@ -176,4 +176,4 @@ def test_digits_inside_of_a_name_are_no_number_of_a_block():
         modules |= {f"{name}.a": ("Addmm", False), f"{name}.b": ("Addmm", True)}
     findings = found({**modules, "": ("Addmm", True)}, {"layer1.a.w": "", "layer2.a.w": ""})
 
-    assert [finding.evidence["last"] for finding in findings] == ["layer1.a", "layer2.a"]
+    assert [finding.evidence.last for finding in findings] == ["layer1.a", "layer2.a"]

@@ -76,7 +76,7 @@ def test_constant_weights_in_a_row_cannot_part(ranges, names):
     """One among others is deliberate, and so are zeros whose gradient is not zero."""
     findings = starting(*ranges)
 
-    assert [list(finding.evidence["weights"]) for finding in findings] == ([names] if names else [])
+    assert [list(finding.evidence.weights) for finding in findings] == ([names] if names else [])
 
 
 @pytest.mark.parametrize(("rms", "number"), [(0.0, 1), (1.0, 0), (2e4, 1)])
@@ -201,7 +201,7 @@ def test_weights_that_are_thrown_away_are_an_error():
         "By step 1 the optimizer (AdamW with a learning rate of 1) had overwritten 2 of 3 weights of Net, l0.weight, "
         "l1.weight: a step changed l0.weight by 10 times its size, and the loss went from 2.3 to 20."
     )
-    assert finding.evidence["rates"] == [1.0]
+    assert finding.evidence.rates == [1.0]
 
 
 @pytest.mark.parametrize(

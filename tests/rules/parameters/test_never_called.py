@@ -44,7 +44,11 @@ def test_a_module_with_trainable_parameters_that_is_never_called_is_a_warning():
         -1,
     )
     assert finding.message == f"pooler:out never fired: {UNCALLED}."
-    assert finding.evidence == {"sites": ["pooler:out"], "cause": UNCALLED, "parameters": 0}
+    assert finding.entry()["evidence"] == {
+        "sites": ["pooler:out"],
+        "cause": UNCALLED,
+        "parameters": 0,
+    }
     assert finding.remedy == "Call it."
 
 
@@ -68,7 +72,7 @@ def test_sites_with_the_same_cause_are_one_finding():
     """Twelve layers with one cause are one sentence, which names the first six, though each has its own remedy."""
     (finding,) = found(*(silent(f"h.{i}.pooler:out", UNCALLED, f'hook "h.{i}"') for i in range(12)))
 
-    assert (finding.severity, len(finding.evidence["sites"])) == ("info", 12)
+    assert (finding.severity, len(finding.evidence.sites)) == ("info", 12)
     assert finding.message.startswith("h.0.pooler:out, h.1.pooler:out, ")
     assert f"h.5.pooler:out and 6 more never fired: {UNCALLED}." in finding.message
 
@@ -85,7 +89,7 @@ def test_fused_attention_is_one_quiet_line():
         silent("h.0.out_proj.weight:param.grad", UNREACHED),
     )
 
-    assert (finding.severity, len(finding.evidence["sites"])) == ("info", 24)
+    assert (finding.severity, len(finding.evidence.sites)) == ("info", 24)
     assert finding.message == (
         "h.0.out_proj:out, h.1.out_proj:out and 22 more are not recorded: their containers compute them in one fused operation."
     )

@@ -44,7 +44,7 @@ def test_a_parameter_that_no_optimizer_holds_is_reported():
     assert finding.message == (
         "l1.weight:param.grad, l2.weight:param.grad got gradients, but no optimizer that stepped has it."
     )
-    assert finding.evidence == {
+    assert finding.entry()["evidence"] == {
         "sites": ["l1.weight:param.grad", "l2.weight:param.grad"],
         "cause": "in no optimizer",
         "of": 3,

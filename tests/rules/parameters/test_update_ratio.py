@@ -40,7 +40,7 @@ def test_weights_that_are_thrown_about_are_reported():
         "l2.weight changed by more than 0.1 times its size in half of the last optimizer steps "
         "(0.5; first seen at step 0); so did 1 more of 3 weights."
     )
-    assert finding.evidence["ratios"] == {"l2.weight": 0.5, "l1.weight": 0.2}
+    assert finding.evidence.ratios == {"l2.weight": 0.5, "l1.weight": 0.2}
     assert finding.remedy.startswith("Lower the learning rate")
 
 
@@ -48,7 +48,7 @@ def test_weights_that_never_move_are_reported():
     """A millionth of their size, all through the run, teaches nothing."""
     (finding,) = found(course(1e-9, 1e-4))
 
-    assert (finding.site, finding.evidence["concerned"]) == ("l0.weight:update", 1)
+    assert (finding.site, finding.evidence.concerned) == ("l0.weight:update", 1)
     assert (
         "l0.weight changed by less than 1e-06 times its size in 90% of the optimizer steps"
         in finding.message
@@ -63,7 +63,7 @@ def test_updates_that_are_rounded_away_are_reported():
 
     (finding,) = found(made)
 
-    assert (finding.evidence["dtype"], finding.evidence["ratios"]) == (
+    assert (finding.evidence.dtype, finding.evidence.ratios) == (
         "bfloat16",
         {"fc.weight": 0.0},
     )

@@ -61,9 +61,9 @@ def test_a_loss_that_jumps_in_an_unsampled_step_is_reported():
 
     assert (finding.severity, finding.site, finding.step) == ("warning", "Loss:out", 43)
     assert finding.message == "The loss (Loss:out) jumped from 0.136 to 9 at step 43; it came back."
-    assert (finding.evidence["spikes"], finding.evidence["steps"]) == (1, [43])
-    assert finding.evidence["came_back"] is True
-    assert finding.evidence["course"][6] == 9.0
+    assert (finding.evidence.spikes, finding.evidence.steps) == (1, [43])
+    assert finding.evidence.came_back is True
+    assert finding.evidence.course[6] == 9.0
 
 
 def test_a_loss_that_stays_up_is_reported_as_one_jump():
@@ -74,14 +74,14 @@ def test_a_loss_that_stays_up_is_reported_as_one_jump():
         finding.message
         == "The loss (Loss:out) jumped from 0.136 to 9 at step 43; it did not come back."
     )
-    assert finding.evidence["spikes"] == 1
+    assert finding.evidence.spikes == 1
 
 
 def test_a_jump_in_the_last_step_has_not_come_back():
     """Nothing is known of what follows."""
     (finding,) = of_loss(losses(jumps={59: 9.0}))
 
-    assert finding.evidence["came_back"] is False
+    assert finding.evidence.came_back is False
 
 
 @pytest.mark.parametrize(("times", "number"), [(4.9, 0), (5.1, 1)])
@@ -125,7 +125,7 @@ def test_losses_below_zero_can_jump_too():
 
     (finding,) = of_loss(course)
 
-    assert finding.evidence["height"] == 25.0
+    assert finding.evidence.height == 25.0
 
 
 def test_a_fall_is_no_spike():
@@ -143,7 +143,7 @@ def test_several_spikes_are_one_finding():
     """The highest is named, the others are counted; those nearer than ten steps belong together."""
     (finding,) = of_loss(losses(200, {40: 12.0, 45: 80.0, 170: 700.0}))
 
-    assert finding.evidence["steps"] == [40, 170]
+    assert finding.evidence.steps == [40, 170]
     assert "at step 170, the highest of 2 spikes; it came back." in finding.message
 
 
@@ -154,7 +154,7 @@ def test_the_highest_spike_is_the_one_furthest_above_what_was_usual():
 
     (finding,) = of_loss(course)
 
-    assert (finding.step, finding.evidence["steps"]) == (190, [25, 190])
+    assert (finding.step, finding.evidence.steps) == (190, [25, 190])
 
 
 @pytest.mark.parametrize(("gap", "number"), [(9, 1), (10, 2)])
@@ -162,7 +162,7 @@ def test_ten_steps_part_two_spikes(gap, number):
     """Nearer ones are one."""
     (finding,) = of_loss(losses(200, {40: 12.0, 40 + gap: 90.0}))
 
-    assert finding.evidence["spikes"] == number
+    assert finding.evidence.spikes == number
 
 
 @pytest.mark.parametrize(("height", "number"), [(14.9, 0), (15.2, 1)])
@@ -209,7 +209,7 @@ def test_coming_back_means_more_than_half_of_the_way(after, back):
 
     (finding,) = of_loss(losses(jumps=jumps))
 
-    assert finding.evidence["came_back"] is back
+    assert finding.evidence.came_back is back
 
 
 def test_losses_that_are_not_finite_are_left_out():
@@ -248,7 +248,7 @@ def test_a_gradient_that_jumps_is_reported():
         "The norm of the gradients (:grad.norm) jumped from 1.49 to 200 at step 43"
     )
     assert finding.message.endswith("to 200 at step 43; it came back.")
-    assert finding.evidence["height"] == 200.0
+    assert finding.evidence.height == 200.0
 
 
 @pytest.mark.parametrize(("height", "number"), [(16.9, 0), (17.1, 1)])

@@ -280,7 +280,7 @@ def test_train_forgotten_after_the_first_evaluation_is_found():
     """The mode was right at first."""
     (finding,) = found(EvalMode(), modes(0, True, ["drop"], []), modes(6, False, [], ["drop"]))
 
-    assert (finding.step, finding.evidence["steps"]) == (6, 6)
+    assert (finding.step, finding.evidence.steps) == (6, 6)
 
 
 def phases(*lengths: int) -> list[dict[str, Any]]:
@@ -299,7 +299,7 @@ def test_a_mode_that_is_interrupted_counts_from_its_first_phase():
 
     assert finding.step == 0
     assert "since step 0 with 1 interruption, in 9 of 12 measured steps" in finding.message
-    assert (finding.evidence["steps"], finding.evidence["interruptions"]) == (9, 1)
+    assert (finding.evidence.steps, finding.evidence.interruptions) == (9, 1)
 
 
 def test_several_interruptions_are_counted():
@@ -319,7 +319,7 @@ def test_a_phase_of_fewer_than_three_steps_is_a_check(lengths, number):
     findings = found(EvalMode(), *phases(*lengths))
 
     assert len(findings) == number
-    assert all(f.evidence["interruptions"] == 0 and f.evidence["steps"] == 3 for f in findings)
+    assert all(f.evidence.interruptions == 0 and f.evidence.steps == 3 for f in findings)
 
 
 @pytest.mark.parametrize(("steps", "number"), [(24, 1), (25, 0)])
@@ -357,7 +357,7 @@ def test_a_model_that_is_not_trained_any_more_may_be_in_evaluation_mode(end, num
 
     assert len(findings) == number
     assert all(
-        finding.evidence["steps"] == 3 and "in 3 of 7 measured steps" in finding.message
+        finding.evidence.steps == 3 and "in 3 of 7 measured steps" in finding.message
         for finding in findings
     )
 

@@ -311,10 +311,10 @@ def test_a_fault_in_one_stage_is_one_finding(four: FourRanks) -> None:
     """It names the module and the rank that has it; that the other ranks pass it on is no fault of theirs."""
     (finding,) = check(four.recording("broken"))
 
-    assert (finding.code, finding.site, finding.evidence["ranks"]) == (
+    assert (finding.code, finding.site, finding.ranks) == (
         "NAN-BORN",
         "layers.2.act:out",
-        [2],
+        (2,),
     )
     assert finding.message.endswith("This holds for rank 2.")
 

@@ -157,7 +157,7 @@ def test_what_only_backward_makes_is_noticed_in_its_step(name: str) -> None:
 
     assert recording.rows("loss").clean[recording.rows("loss").step == BAD].all()
     assert (finding.step, finding.severity) == (BAD, "error")
-    assert finding.evidence["operation"]["operation"] == "sqrt"
+    assert finding.evidence.operation.operation == "sqrt"
     assert "--dump" in finding.remedy
 
 

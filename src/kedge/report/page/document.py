@@ -11,7 +11,7 @@ import numpy as np
 from kedge.report.curves import Curve, curves_of, is_number
 from kedge.report.held import memory_content
 from kedge.report.page.columns import form_of, packed
-from kedge.report.page.figures import figure, words
+from kedge.report.page.figures import figure
 from kedge.report.page.modules import folds_of, groups_of, modules_of, owners_of
 from kedge.report.page.sheets import sheets_of, shown_steps
 from kedge.report.page.step_bins import Bins, Grouping
@@ -160,10 +160,10 @@ def packed_curves(curves: Iterable[Curve], most: int = MOST_POINTS) -> list[dict
 
 
 def _finding(recording: Recording, finding: Finding, rule: Rule | None) -> dict[str, Any]:
-    shown = asdict(finding)
-    shown["evidence"] = for_json(finding.evidence)
+    shown = finding.entry()
+    shown["evidence"] = for_json(shown["evidence"])
     shown["figure"] = figure(recording, finding, rule)
-    shown["words"] = words(finding.evidence, rule)
+    shown["words"] = finding.words()
     return shown
 
 

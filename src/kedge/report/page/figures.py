@@ -1,17 +1,18 @@
-"""The evidence of a finding, in words and as a figure: the series around its step, a profile over the depth, or a list."""
+"""The figure of a finding: the series around its step, or a profile over several places."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
 from kedge.report.curves import is_number, number
 from kedge.report.page.sheets import statistic
-from kedge.rules.rule import Finding, Rule, Words
-from kedge.short_text import compact, for_json, percent
+from kedge.rules.evidence import Evidence, Places
+from kedge.rules.rule import Finding, Rule
+from kedge.short_text import for_json
 from kedge.store.recording import STATISTICS, Recording, SiteInfo
 from kedge.store.rows import Floats, Ints
 
@@ -20,31 +21,8 @@ AROUND = 60
 MOST_SERIES = 4
 MOST_BARS = 48
 LEAST_PROFILE = 3
-#: From this many steps on, a series in the evidence is preferred to the site's own.
+#: From this many steps on, curves in the evidence are preferred to the site's own.
 MANY_STEPS = 12
-
-#: The most names that a list in the evidence is written with.
-MOST_NAMES = 8
-#: The words for figures that several rules have; none for those that the message or the figure
-#: shows. For a yes or no, the words for each.
-SHARED_WORDS: Words = {
-    "cause": "{}",
-    "causes": "{}",
-    "concerned": "{} of this kind",
-    "course": "",
-    "dtype": "in {}",
-    "follows": "it follows from {}",
-    "kind": "",
-    "modules": "modules {}",
-    "of": "of {} in all",
-    "samples": "{} measured steps",
-    "share": "a share of {}",
-    "sites": "sites {}",
-    "steps": "steps {}",
-    "times": "{} times",
-}
-#: The words above figures of several places that several rules have.
-SHARED_CAPTIONS = {"profile": "value of each layer", "shares": "share at each site"}
 
 
 def figure(
@@ -52,115 +30,62 @@ def figure(
 ) -> dict[str, Any] | None:
     """Return the figure for a finding of a rule; None if there is nothing to draw.
 
-    A profile over the depth is preferred, then the series of the site around the step, at full
-    resolution, then other figures of the evidence.
+    Figures of several places are preferred where the evidence says so, then the series of the site
+    around the step, at full resolution, then other figures of the evidence.
     """
-    captions = {**SHARED_CAPTIONS, **(rule.captions if rule else {})}
-    profile, places = finding.evidence.get("profile"), _places(finding, captions)
-    if _is_profile(profile):
-        return _profile(captions["profile"], profile)
-    if rule and rule.compares_places and places is not None:
-        return places
+    places = [each for each in finding.evidence.places() if _is_profile(each.figures)]
+    if places and places[0].preferred:
+        return _profile(places[0])
     given = _series_of_evidence(finding.evidence)
     if given is not None and len(given["series"][0]["steps"]) >= MANY_STEPS:
         return given
+
     drawn = list(_series(recording, finding, rule))
-    if not drawn:
-        return places or given
+    if drawn:
+        bars = _bars(finding.evidence)
+        return {"form": "series", "step": finding.step, "series": drawn, "bars": bars}
+    return _profile(places[0]) if places else given
+
+
+def _is_profile(figures: Mapping[str, Any]) -> bool:
+    return len(figures) >= LEAST_PROFILE and all(map(_is_number, figures.values()))
+
+
+def _profile(places: Places) -> dict[str, Any]:
+    labels = list(places.figures)[:MOST_BARS]
+    values = list(places.figures.values())[:MOST_BARS]
     return {
-        "form": "series",
-        "step": finding.step,
-        "series": drawn,
-        "bars": _bars(finding.evidence),
+        "form": "profile",
+        "name": places.caption,
+        "labels": labels,
+        "values": for_json(values),
     }
 
 
-def words(evidence: Mapping[str, Any], rule: Rule | None = None) -> list[str]:
-    """Return the plain figures of a rule's evidence in words; what else it holds is left to the figure."""
-    known = {**SHARED_WORDS, **(rule.words if rule else {})}
-    return [said for name, value in evidence.items() if (said := _said(name, value, known))]
-
-
-def _said(name: str, value: object, known: Words) -> str:
-    wording = known.get(name)
-    if isinstance(value, bool):
-        if isinstance(wording, tuple):
-            return wording[0] if value else wording[1]
-        return f"{name.replace('_', ' ')}: {'yes' if value else 'no'}"
-    if name == "births":
-        return f"it began at {value} places" if isinstance(value, int) and value > 1 else ""
-    if name in ("count", "of") and not isinstance(value, int | float):
-        return ""
-    text = _written(value, share=name == "share")
-    if not isinstance(wording, str):
-        wording = f"{name.replace('_', ' ')}: {{}}"
-    return wording.format(text) if text else ""
-
-
-def _written(value: object, *, share: bool = False) -> str:
-    """Return a plain value as text; empty for what is not one."""
-    if isinstance(value, float) and share:
-        return percent(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return compact(value)
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        plain = len(value) <= MOST_NAMES and all(
-            isinstance(one, str | int | float) for one in value
-        )
-        return ", ".join(map(_written, value)) if plain else ""
-    return value if isinstance(value, str) else ""
-
-
-def _is_profile(value: object) -> TypeGuard[Mapping[str, Any]]:
-    return (
-        isinstance(value, Mapping)
-        and len(value) >= LEAST_PROFILE
-        and all(map(_is_number, value.values()))
-    )
-
-
-def _places(finding: Finding, captions: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return figures of several places in the evidence: ``{"conv1.weight": 1e-9, ...}``."""
-    for name, value in finding.evidence.items():
-        if _is_profile(value):
-            return _profile(captions.get(name, name.replace("_", " ")), value)
-    return None
-
-
-def _profile(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
-    labels, values = list(figures)[:MOST_BARS], list(figures.values())[:MOST_BARS]
-    return {"form": "profile", "name": name, "labels": labels, "values": for_json(values)}
-
-
-def _series_of_evidence(evidence: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the series in the evidence itself: ``{"steps": [...], "norm": [...]}``."""
-    steps = evidence.get("steps")
+def _series_of_evidence(evidence: Evidence) -> dict[str, Any] | None:
+    """Return the curves in the evidence itself; None if it has none."""
+    steps = evidence.axis()
     if not _is_series(steps):
         return None
-    drawn = [
-        {
-            "label": name,
-            "statistic": name,
-            "steps": for_json(steps),
-            "values": for_json(value),
-            "broken": [],
-        }
-        for name, value in evidence.items()
-        if name != "steps" and _is_series(value) and len(value) == len(steps)
-    ]
-    return (
-        {"form": "series", "step": None, "series": drawn[:MOST_SERIES], "bars": _bars(evidence)}
-        if drawn
-        else None
-    )
+    drawn = []
+    for name, values in evidence.curves().items():
+        if _is_series(values) and len(values) == len(steps):
+            drawn.append(
+                {
+                    "label": name,
+                    "statistic": name,
+                    "steps": for_json(steps),
+                    "values": for_json(values),
+                    "broken": [],
+                }
+            )
+    if not drawn:
+        return None
+    return {"form": "series", "step": None, "series": drawn[:MOST_SERIES], "bars": _bars(evidence)}
 
 
-def _is_series(value: object) -> TypeGuard[Sequence[float | None]]:
-    return (
-        isinstance(value, Sequence) and len(value) >= LEAST_PROFILE and all(map(_is_number, value))
-    )
+def _is_series(values: Sequence[float | None]) -> bool:
+    return len(values) >= LEAST_PROFILE and all(map(_is_number, values))
 
 
 def _is_number(value: object) -> bool:
@@ -168,13 +93,13 @@ def _is_number(value: object) -> bool:
 
 
 def _series(recording: Recording, finding: Finding, rule: Rule | None) -> Iterator[dict[str, Any]]:
-    """Yield the series of the finding's site, and of sites named by its evidence, around its step."""
+    """Yield the series of the sites that the rule draws beside a finding, around its step."""
     known = {site.site: site for site in recording.sites}
     if finding.site not in known:
         return
-    near = finding.evidence.get("near")
-    named = [*(rule.drawn(recording, finding) if rule else [finding.site])]
-    named += near if isinstance(near, Mapping) else ()
+    named: Sequence[str] = [finding.site]
+    if rule is not None:
+        named = rule.drawn(recording, finding)
     for text in dict.fromkeys(named[:MOST_SERIES]):
         if text in known:
             yield from _around(recording, known[text], finding, rule)
@@ -184,7 +109,7 @@ def _around(
     recording: Recording, site: SiteInfo, finding: Finding, rule: Rule | None
 ) -> Iterator[dict[str, Any]]:
     rows = recording.rows(site)
-    wanted = finding.evidence.get("statistic", rule.statistic if rule else "")
+    wanted = "" if rule is None else rule.statistic
     name = _statistic_of(recording, site, wanted)
     values = _values(recording, site, name)
     part = _window(rows.step, finding.step)
@@ -193,10 +118,10 @@ def _around(
         yield _drawn(_label(site, name), name, (rows.step[part], values[part]), bad)
 
 
-def _statistic_of(recording: Recording, site: SiteInfo, wanted: object) -> str:
+def _statistic_of(recording: Recording, site: SiteInfo, wanted: str) -> str:
     """Return the statistic that shows a site: the wanted one, if it was measured."""
-    if wanted in STATISTICS and not np.isnan(recording.rows(site).statistic(str(wanted))).all():
-        return str(wanted)
+    if wanted in STATISTICS and not np.isnan(recording.rows(site).statistic(wanted)).all():
+        return wanted
     if site.kind == "grad.norm":
         return "norm"
     if site.kind == "loss" or is_number(recording, site):
@@ -257,15 +182,10 @@ def _short(values: Floats) -> list[float]:
     return [float(f"{value:.6g}") for value in values.tolist()]
 
 
-def _bars(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _bars(evidence: Evidence) -> list[dict[str, Any]]:
     """Return the limits that a series is compared with."""
-    names = {"bar": "limit", "threshold": "threshold", "limit": "limit"}
-    return [
-        {"name": shown, "value": evidence[key]}
-        for key, shown in names.items()
-        if _is_finite(evidence.get(key))
-    ]
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    bars = []
+    for name, value in evidence.limits().items():
+        if value is not None and math.isfinite(value):
+            bars.append({"name": name, "value": value})
+    return bars

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, places, said, said_share
 from kedge.rules.naming import plain
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.trained import trained_sites
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadChannelEvidence(Evidence):
+    """The dead channels of a site, and the sites that come after it."""
+
+    dead: int = said("{} dead channels")
+    channels: int = said("of {} channels")
+    share: float | None = said_share("a share of {}")
+    samples: int = said("{} measured steps")
+    steps: int = said("steps {}")
+    once_alive: int = said("{} of them were alive before")
+    first_dead: Sequence[int] = said("dead channels {}")
+    after_it: Mapping[str, float | None] = places("after it")
 
 
 @dataclass(frozen=True)
@@ -79,12 +93,6 @@ class DeadChannel(Rule):
         "NEVER-INITIALISED INPUT-SCALE INIT-SCALE GRADS-KEPT BATCH-OF-ONE "
         "RATE-TOO-LARGE NOT-OPTIMIZED GRAD-ZERO:all"
     )
-    words: ClassVar[Words] = {
-        "dead": "{} dead channels",
-        "channels": "of {} channels",
-        "once_alive": "{} of them were alive before",
-        "first_dead": "dead channels {}",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every layer, except for layers that a layer before them starves."""
@@ -115,12 +123,11 @@ class DeadChannel(Rule):
                 min(len(activity.steps) for activity in usual),
                 self.min_steps,
             )
-        fewest = min((int(activity.samples.sum()) for activity in usual), default=self.few_samples)
-        return (
-            Lack(self.code, "values per channel", fewest, self.few_samples)
-            if fewest < self.few_samples
-            else None
-        )
+        samples = [int(activity.samples.sum()) for activity in usual]
+        fewest = min(samples, default=self.few_samples)
+        if fewest < self.few_samples:
+            return Lack(self.code, "values per channel", fewest, self.few_samples)
+        return None
 
     def _layer(self, recording: Recording, site: SiteInfo) -> _Layer | None:
         """Return a site with dead channels; None if it is healthy or cannot be judged."""
@@ -141,57 +148,74 @@ class DeadChannel(Rule):
             return silent
         wanted = self.samples if backwards[-1] >= self.samples else self.few_samples
         length = max(int(np.searchsorted(backwards, wanted)) + 1, self.min_steps)
-        return len(backwards) - length if length <= len(backwards) else None
+        if length <= len(backwards):
+            return len(backwards) - length
+        return None
 
     def _silent_end(self, activity: _Activity) -> int | None:
         """Return the index of the first step after any channel was above zero; None if too few values follow it."""
         lively = np.flatnonzero(activity.above.any(axis=1))
-        start = int(lively[-1]) + 1 if len(lively) else 0
-        steps, samples = len(activity.samples) - start, activity.samples[start:].sum()
-        return start if steps >= self.min_steps and samples >= self.all_dead else None
+        start = 0
+        if len(lively):
+            start = int(lively[-1]) + 1
+        steps = len(activity.samples) - start
+        samples = activity.samples[start:].sum()
+        if steps >= self.min_steps and samples >= self.all_dead:
+            return start
+        return None
 
     def _finding(self, layer: _Layer, after: list[_Layer]) -> Finding:
         samples, steps = layer.window
-        since = layer.silent_since(max(self.min_dead, int(self.warning * len(layer.dead)) + 1))
-        past = (
-            f"; they fell silent by step {since}"
-            if layer.once_alive
-            else ", nor at any time before"
-        )
-        others = (
-            f"; many channels after it are silent too, in {listed([a.site.site for a in after])}"
-            if after
-            else ""
-        )
+        reported = int(self.warning * len(layer.dead)) + 1
+        since = layer.silent_since(max(self.min_dead, reported))
+        past = ", nor at any time before"
+        remedy = _NEVER_ALIVE
+        if layer.once_alive:
+            past = f"; they fell silent by step {since}"
+            remedy = _FELL_SILENT
+        others = ""
+        if after:
+            behind = listed([other.site.site for other in after])
+            others = f"; many channels after it are silent too, in {behind}"
+
+        severity: Severity = "warning"
+        if layer.share > self.error:
+            severity = "error"
+        confidence = 0.6
+        if samples >= self.samples:
+            confidence = 0.95
         return Finding(
             code=self.code,
-            severity="error" if layer.share > self.error else "warning",
+            severity=severity,
             site=layer.site.site,
             step=since,
-            message=f"{layer.count} of the {len(layer.dead)} channels of {layer.site.site} ({layer.share:.0%}) were never "
-            f"above zero in the last {samples:,} samples ({steps} measured steps){past}{others}.",
-            evidence={
-                "dead": layer.count,
-                "channels": len(layer.dead),
-                "share": plain(layer.share),
-                "samples": samples,
-                "steps": steps,
-                "once_alive": layer.once_alive,
-                "first_dead": np.flatnonzero(layer.dead)[:10].tolist(),
-                "after_it": {other.site.site: plain(other.share) for other in after},
-            },
-            confidence=0.95 if samples >= self.samples else 0.6,
-            remedy=_FELL_SILENT if layer.once_alive else _NEVER_ALIVE,
+            message=f"{layer.count} of the {len(layer.dead)} channels of "
+            f"{layer.site.site} ({layer.share:.0%}) were never above zero in the last "
+            f"{samples:,} samples ({steps} measured steps){past}{others}.",
+            evidence=DeadChannelEvidence(
+                dead=layer.count,
+                channels=len(layer.dead),
+                share=plain(layer.share),
+                samples=samples,
+                steps=steps,
+                once_alive=layer.once_alive,
+                first_dead=np.flatnonzero(layer.dead)[:10].tolist(),
+                after_it={other.site.site: plain(other.share) for other in after},
+            ),
+            confidence=confidence,
+            remedy=remedy,
         )
 
 
 _FELL_SILENT = (
-    "Lower the learning rate or warm it up: a large step that pushes the biases down kills units at once. "
-    "LeakyReLU or GELU cannot die; normalisation before the activation keeps the units in range."
+    "Lower the learning rate or warm it up: a large step that pushes the biases down "
+    "kills units at once. LeakyReLU or GELU cannot die; normalisation before the "
+    "activation keeps the units in range."
 )
 _NEVER_ALIVE = (
-    "Initialise the weights to fit ReLU (torch.nn.init.kaiming_normal_) and the biases with zeros, check the scale of the "
-    "inputs, and normalise before the activation; LeakyReLU or GELU cannot die."
+    "Initialise the weights to fit ReLU (torch.nn.init.kaiming_normal_) and the "
+    "biases with zeros, check the scale of the inputs, and normalise before the "
+    "activation; LeakyReLU or GELU cannot die."
 )
 
 
@@ -211,7 +235,9 @@ class _Activity:
             return None
         steps, samples, above = recording.active(site)
         usable = np.isin(steps, rows.step[rows.clean & (rows.count > 0)])
-        return cls(steps[usable], samples[usable], above[usable]) if usable.any() else None
+        if not usable.any():
+            return None
+        return cls(steps[usable], samples[usable], above[usable])
 
 
 @dataclass(frozen=True)
@@ -236,7 +262,8 @@ class _Layer:
     @property
     def window(self) -> tuple[int, int]:
         """The number of samples and of steps that were judged."""
-        return int(self.activity.samples[self.start :].sum()), len(self.activity.steps) - self.start
+        samples = self.activity.samples[self.start :]
+        return int(samples.sum()), len(self.activity.steps) - self.start
 
     @property
     def once_alive(self) -> int:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from kedge.rules.activations.trends import log2, outputs_of_weights, theil_sen
+from kedge.rules.evidence import Evidence, places, said
 from kedge.rules.naming import plain
 from kedge.rules.recorded.roots import by_root, names_of
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitScaleEvidence(Evidence):
+    """How the scale changes from layer to layer, and that of each layer's output."""
+
+    doublings: float | None = said("{} doublings")
+    factor: float | None = said("a factor of {} from layer to layer")
+    rank_correlation: float | None = said("rank correlation {}")
+    profile: Mapping[str, float | None] = places(
+        "root mean square of each layer's output", preferred=True
+    )
 
 
 @dataclass(frozen=True)
@@ -65,12 +77,6 @@ class InitScale(Rule):
     severity = "warning"
     of_the_beginning = True
     follows = "NEVER-INITIALISED"
-    captions: ClassVar[Mapping[str, str]] = {"profile": "root mean square of each layer's output"}
-    words: ClassVar[Words] = {
-        "doublings": "{} doublings",
-        "factor": "a factor of {} from layer to layer",
-        "rank_correlation": "rank correlation {}",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
@@ -80,10 +86,8 @@ class InitScale(Rule):
             scales = np.array(list(own.values()))
             if len(own) < self.min_weights:
                 continue
-            slope, steadiness = (
-                theil_sen(np.arange(len(own), dtype=np.int64), scales),
-                _ranked(scales),
-            )
+            slope = theil_sen(np.arange(len(own), dtype=np.int64), scales)
+            steadiness = _ranked(scales)
             if abs(slope) * (len(own) - 1) > self.doublings and abs(steadiness) > self.steady:
                 yield self._finding(recording, own, slope, steadiness)
 
@@ -92,36 +96,41 @@ class InitScale(Rule):
         groups = by_root(outputs_of_weights(recording), lambda site: site.root)
         early = len(recording.steps) and recording.steps[0] <= self.first
         deep = any(len(sites) >= self.min_weights for _, sites in groups)
-        return (
-            None
-            if early or not deep
-            else Lack(self.code, f"measured step among the first {self.first}", 0, 1)
-        )
+        if early or not deep:
+            return None
+        return Lack(self.code, f"measured step among the first {self.first}", 0, 1)
 
     def _finding(
         self, recording: Recording, own: dict[SiteInfo, float], slope: float, steadiness: float
     ) -> Finding:
-        sites, scales = list(own), list(own.values())
-        first, last = sites[0], sites[-1]
+        sites = list(own)
+        scales = list(own.values())
+        first = sites[0]
+        last = sites[-1]
         model = names_of(recording, [first.root])
         step = int(recording.steps[0])
+        changes = "shrinks"
+        if slope > 0:
+            changes = "grows"
         return Finding(
             code=self.code,
             severity=self.severity,
             site=last.site,
             step=step,
-            message=f"At step {step} the scale of the outputs of {model} {'grows' if slope > 0 else 'shrinks'} by a factor of "
-            f"{2 ** abs(slope):.2g} from layer to layer: from {2 ** scales[0]:.2g} at {first.site} to "
-            f"{2 ** scales[-1]:.2g} at {last.site}.",
-            evidence={
-                "doublings": plain(slope * (len(own) - 1)),
-                "factor": plain(2**slope),
-                "rank_correlation": plain(steadiness),
-                "profile": {site.site: plain(2**scale) for site, scale in own.items()},
-            },
+            message=f"At step {step} the scale of the outputs of {model} "
+            f"{changes} by a factor of "
+            f"{2 ** abs(slope):.2g} from layer to layer: from {2 ** scales[0]:.2g} at "
+            f"{first.site} to {2 ** scales[-1]:.2g} at {last.site}.",
+            evidence=InitScaleEvidence(
+                doublings=plain(slope * (len(own) - 1)),
+                factor=plain(2**slope),
+                rank_correlation=plain(steadiness),
+                profile={site.site: plain(2**scale) for site, scale in own.items()},
+            ),
             confidence=0.9,
-            remedy="Use the initialisation that fits the activation (kaiming_normal_ for ReLU, xavier_normal_ for tanh), "
-            "add normalisation or residual connections, and feed inputs of unit variance.",
+            remedy="Use the initialisation that fits the activation (kaiming_normal_ "
+            "for ReLU, xavier_normal_ for tanh), add normalisation or residual "
+            "connections, and feed inputs of unit variance.",
         )
 
 

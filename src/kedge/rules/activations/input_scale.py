@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import plain
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import too_few
@@ -20,8 +20,18 @@ from kedge.rules.recorded.weights import (
     weight_courses,
 )
 from kedge.rules.recorded.wiring import ModuleSites, wire
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording, SiteInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputScaleEvidence(Evidence):
+    """The sizes of the first layer's input, output and gradient."""
+
+    input: float | None = said("input {}")
+    output: float | None = said("output {}")
+    gradient_to_others: float | None = said("its gradient is {} times that of the others")
+    samples: int = said("{} measured steps")
 
 
 @dataclass(frozen=True)
@@ -78,17 +88,13 @@ class InputScale(Rule):
     code = "INPUT-SCALE"
     name = "the inputs are not scaled"
     severity = "warning"
-    words: ClassVar[Words] = {
-        "input": "input {}",
-        "output": "output {}",
-        "gradient_to_others": "its gradient is {} times that of the others",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
         for entry in _entries(recording):
             sizes = [_usual(recording, entry.inputs), _first(recording, entry.inputs)]
-            sizes += [_usual(recording, entry.heads)] if entry.heads else []
+            if entry.heads:
+                sizes.append(_usual(recording, entry.heads))
             if entry.samples < self.min_samples:
                 continue
             if all(0 < size < self.small for size in sizes):
@@ -103,17 +109,20 @@ class InputScale(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured inputs; without float inputs there is nothing to judge."""
         samples = [entry.samples for entry in _entries(recording) if entry.samples]
-        return too_few(self.code, min(samples), self.min_samples) if samples else None
+        if not samples:
+            return None
+        return too_few(self.code, min(samples), self.min_samples)
 
     def _shown(self, recording: Recording, entry: _FirstWeight) -> list[str]:
         """Return the signs, in words, that the first layer's input is too large; empty if there are none."""
-        returned, contrast = _usual(recording, entry.outputs), _contrast(entry)
-        shown = [f"it returns {returned:.3g}"] if returned > self.output else []
-        return shown + (
-            [f"its relative gradient is {contrast:.2g} times the others'"]
-            if contrast > self.gradient
-            else []
-        )
+        returned = _usual(recording, entry.outputs)
+        contrast = _contrast(entry)
+        shown = []
+        if returned > self.output:
+            shown.append(f"it returns {returned:.3g}")
+        if contrast > self.gradient:
+            shown.append(f"its relative gradient is {contrast:.2g} times the others'")
+        return shown
 
     def _finding(
         self, recording: Recording, entry: _FirstWeight, scale: float, shown: list[str]
@@ -124,17 +133,19 @@ class InputScale(Rule):
             severity=self.severity,
             site=site.site,
             step=int(recording.steps[0]),
-            message=f"The input of the first layer of {names_of(recording, [site.root])}, {site.site}, has an rms of "
-            f"{scale:.3g}, but layers are initialised for about 1: {', and '.join(shown)}.",
-            evidence={
-                "input": plain(scale),
-                "output": plain(_usual(recording, entry.outputs)),
-                "gradient_to_others": plain(_contrast(entry)),
-                "samples": entry.samples,
-            },
+            message="The input of the first layer of "
+            f"{names_of(recording, [site.root])}, {site.site}, has an rms of "
+            f"{scale:.3g}, but layers are initialised for about 1: "
+            f"{', and '.join(shown)}.",
+            evidence=InputScaleEvidence(
+                input=plain(scale),
+                output=plain(_usual(recording, entry.outputs)),
+                gradient_to_others=plain(_contrast(entry)),
+                samples=entry.samples,
+            ),
             confidence=0.8,
-            remedy="Scale the inputs once: subtract the mean and divide by the standard deviation of the training data, or "
-            "divide pixels by 255.",
+            remedy="Scale the inputs once: subtract the mean and divide by the "
+            "standard deviation of the training data, or divide pixels by 255.",
         )
 
 
@@ -191,4 +202,6 @@ def _contrast(entry: _FirstWeight) -> float:
     """Return the first weight's relative gradient in units of the others'; NaN if either is unknown."""
     own, *others = (finite_median(row) for row in entry.weights.gradient)
     known = [value for value in others if np.isfinite(value) and value > 0]
-    return own / float(np.median(known)) if known else float("nan")
+    if known:
+        return own / float(np.median(known))
+    return float("nan")

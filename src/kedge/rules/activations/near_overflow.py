@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from kedge.rules.activations.underflow import SCALED
+from kedge.rules.evidence import Evidence, axis, curve, said
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.course import Course
 from kedge.rules.recorded.samples import measured, too_few
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import counted
 from kedge.store.formats import FORMATS
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearOverflowEvidence(Evidence):
+    """The largest magnitude, what its dtype can hold, and the sites that come close to it."""
+
+    largest: float | None = said("largest {}")
+    limit: float | None = said("the limit is {}", limit="limit")
+    headroom: float | None = said("room for {} doublings")
+    dtype: str = said("in {}")
+    sites: Sequence[str] = said("sites {}")
+    steps: Sequence[int] = axis("steps {}")
+    course: Sequence[float | None] = curve()
 
 
 @dataclass(frozen=True)
@@ -59,11 +72,6 @@ class NearOverflow(Rule):
     name = "values close to the largest number of their dtype"
     severity = "warning"
     statistic = "absmax"
-    words: ClassVar[Words] = {
-        "largest": "largest {}",
-        "limit": "the limit is {}",
-        "headroom": "room for {} doublings",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every root and kind of site: the first site of the flow that comes near."""
@@ -73,7 +81,8 @@ class NearOverflow(Rule):
         largest = np.maximum(np.abs(rows.rows.min), np.abs(rows.rows.max))
         limits = np.array([self._limit(site) for site in recording.sites])
         counts = rows.count(measured & (largest > limits[rows.site]))
-        for number in np.flatnonzero(np.isfinite(limits) & (counts >= self.min_samples)).tolist():
+        is_near = np.isfinite(limits) & (counts >= self.min_samples)
+        for number in np.flatnonzero(is_near).tolist():
             site = recording.sites[number]
             course = _magnitudes(recording, site)
             if (course.values > limits[number]).sum() >= self.min_samples:
@@ -84,8 +93,11 @@ class NearOverflow(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured steps."""
         lengths = recording.all_rows.lengths
-        sites = [site for site in recording.sites if site.dtype in FORMATS and lengths[site.id]]
-        return too_few(self.code, measured(recording, sites), self.min_samples) if sites else None
+        known = [site for site in recording.sites if site.dtype in FORMATS]
+        sites = [site for site in known if lengths[site.id]]
+        if not sites:
+            return None
+        return too_few(self.code, measured(recording, sites), self.min_samples)
 
     def _limit(self, site: SiteInfo) -> float:
         """Return the magnitude above which a site is close to the limit of its format; infinite if it is not judged."""
@@ -99,25 +111,29 @@ class NearOverflow(Rule):
         form = FORMATS[first.site.dtype]
         step = first.first_step(first.values > self._limit(first.site))
         largest = float(first.values.max())
-        others = f"; also close: {counted(len(near) - 1, 'more site')}" if len(near) > 1 else ""
+        others = ""
+        if len(near) > 1:
+            others = f"; also close: {counted(len(near) - 1, 'more site')}"
         return Finding(
             code=self.code,
             severity=self.severity,
             site=first.site.site,
             step=step,
-            message=f"{first.site.site} reaches {largest:.3g}; the largest {first.site.dtype} is {form.largest:.3g} "
-            f"(first close to it at step {step}){others}.",
-            evidence={
-                "largest": plain(largest),
-                "limit": plain(form.largest),
-                "headroom": plain(form.headroom(largest)),
-                "dtype": first.site.dtype,
-                "sites": [course.site.site for course in near[:NAMED]],
-                "steps": first.steps[-NAMED:].tolist(),
-                "course": [plain(value) for value in first.values[-NAMED:]],
-            },
+            message=f"{first.site.site} reaches {largest:.3g}; the largest "
+            f"{first.site.dtype} is {form.largest:.3g} (first close to it at step "
+            f"{step}){others}.",
+            evidence=NearOverflowEvidence(
+                largest=plain(largest),
+                limit=plain(form.largest),
+                headroom=plain(form.headroom(largest)),
+                dtype=first.site.dtype,
+                sites=[course.site.site for course in near[:NAMED]],
+                steps=first.steps[-NAMED:].tolist(),
+                course=[plain(value) for value in first.values[-NAMED:]],
+            ),
             confidence=0.9,
-            remedy="Normalise before it, scale its input or its weights down, or compute it in bfloat16 or float32.",
+            remedy="Normalise before it, scale its input or its weights down, or "
+            "compute it in bfloat16 or float32.",
         )
 
 
@@ -125,13 +141,16 @@ def _magnitudes(recording: Recording, site: SiteInfo) -> Course:
     """Return the greatest magnitude in the steps in which the extremes were finite, without constants of the program."""
     rows = recording.rows(site)
     measured = np.isfinite(rows.min) & np.isfinite(rows.max)
-    low, high = _varying(rows.min[measured]), _varying(rows.max[measured])
+    low = _varying(rows.min[measured])
+    high = _varying(rows.max[measured])
     return Course(site, rows.step[measured], np.maximum(np.abs(low), np.abs(high)))
 
 
 def _varying(extreme: Floats) -> Floats:
     """Return an extreme; zeros in its place if it is the same in every step."""
-    return np.zeros_like(extreme) if len(extreme) and (extreme == extreme[0]).all() else extreme
+    if len(extreme) and (extreme == extreme[0]).all():
+        return np.zeros_like(extreme)
+    return extreme
 
 
 def _is_gradient(site: SiteInfo) -> bool:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, axis, curve, places, said
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.course import Course
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.recorded.wiring import Wiring, wire
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import counted
 from kedge.store.recording import Recording, SiteInfo
 
@@ -31,6 +31,16 @@ FLAT_BY_DESIGN = frozenset(
         "Hardshrink",
     }
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaturatedEvidence(Evidence):
+    """The shares of flat outputs, and the course of the worst site."""
+
+    shares: Mapping[str, float | None] = places("share at each site")
+    saturated_sites: int = said("{} saturated sites")
+    steps: Sequence[int] = axis("steps {}")
+    course: Sequence[float | None] = curve()
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,6 @@ class Saturated(Rule):
     severity = "warning"
     statistic = "saturated"
     follows = "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT RATE-TOO-LARGE"
-    words: ClassVar[Words] = {"saturated_sites": "{} saturated sites"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root: the first saturated site of the flow."""
@@ -94,35 +103,39 @@ class Saturated(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured shares; a model without such activations has nothing to judge."""
         have = max(map(len, _shares(recording)), default=None)
-        return None if have is None else too_few(self.code, have, self.min_samples)
+        if have is None:
+            return None
+        return too_few(self.code, have, self.min_samples)
 
     def _finding(self, courses: list[tuple[Course, float]]) -> Finding:
         course, usual = courses[0]
         site = course.site
         judged = min(len(course), self.window)
-        rate = "" if course.values[0] > self.share else " or learning rate"
+        rate = " or learning rate"
+        if course.values[0] > self.share:
+            rate = ""
         step = course.first_step(course.values > self.share)
-        others = (
-            f"; also saturated: {counted(len(courses) - 1, 'more activation')}"
-            if len(courses) > 1
-            else ""
-        )
+        others = ""
+        if len(courses) > 1:
+            others = f"; also saturated: {counted(len(courses) - 1, 'more activation')}"
         return Finding(
             code=self.code,
             severity=self.severity,
             site=site.site,
             step=step,
-            message=f"{usual:.0%} of the outputs of {site.site} ({site.type}) are where its slope is below 0.001 "
-            f"(median of the last {judged} measured steps; first at step {step}){others}.",
-            evidence={
-                "shares": {other.site.site: plain(share) for other, share in courses[:NAMED]},
-                "saturated_sites": len(courses),
-                "steps": course.steps[-NAMED:].tolist(),
-                "course": [plain(value) for value in course.values[-NAMED:]],
-            },
+            message=f"{usual:.0%} of the outputs of {site.site} ({site.type}) are "
+            f"where its slope is below 0.001 (median of the last {judged} measured "
+            f"steps; first at step {step}){others}.",
+            evidence=SaturatedEvidence(
+                shares={other.site.site: plain(share) for other, share in courses[:NAMED]},
+                saturated_sites=len(courses),
+                steps=course.steps[-NAMED:].tolist(),
+                course=[plain(value) for value in course.values[-NAMED:]],
+            ),
             confidence=0.9,
-            remedy=f"Scale its input down: a smaller initialisation (Xavier){rate}"
-            ", normalisation before it, inputs of zero mean and unit variance; or use an activation without flat ends.",
+            remedy=f"Scale its input down: a smaller initialisation (Xavier){rate}, "
+            "normalisation before it, inputs of zero mean and unit variance; or use "
+            "an activation without flat ends.",
         )
 
 
@@ -141,5 +154,6 @@ def _shares(recording: Recording) -> list[Course]:
 def _is_last(wiring: Wiring, site: SiteInfo) -> bool:
     """Whether only the containers of a module return after it, of the modules of its root."""
     module = wiring.modules[site.owner]
-    holders = [holder for holder in wiring.ancestors(module) if holder.position > module.position]
+    around = wiring.ancestors(module)
+    holders = [holder for holder in around if holder.position > module.position]
     return wiring.later(module) == len(holders)

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from kedge.rules.activations.trends import log2, outputs_of_weights, theil_sen
+from kedge.rules.evidence import Evidence, places, said, unsaid
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.course import Course
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import measured, too_few
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import counted
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats, Ints
 
 #: So many points are enough for a slope, which compares all pairs of them.
 _POINTS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleDriftEvidence(Evidence):
+    """How fast the sites drift, in doublings, and the course of the fastest."""
+
+    doublings_per_1000_steps: float | None = said("{} doublings in 1,000 steps")
+    doublings: float | None = said("{} doublings")
+    sites: Mapping[str, float | None] = places("sites")
+    course: Sequence[float | None] = unsaid()
 
 
 @dataclass(frozen=True)
@@ -73,10 +83,6 @@ class ScaleDrift(Rule):
         "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT "
         "RATE-TOO-LARGE GRAD-EXPLODE"
     )
-    words: ClassVar[Words] = {
-        "doublings_per_1000_steps": "{} doublings in 1,000 steps",
-        "doublings": "{} doublings",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root: the module that drifts fastest."""
@@ -95,11 +101,9 @@ class ScaleDrift(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured outputs for both halves of the run."""
         sites = outputs_of_weights(recording)
-        return (
-            too_few(self.code, measured(recording, sites), 2 * self.min_samples - 1)
-            if sites
-            else None
-        )
+        if not sites:
+            return None
+        return too_few(self.code, measured(recording, sites), 2 * self.min_samples - 1)
 
     def _drift(self, site: SiteInfo, steps: Ints, scales: Floats) -> _Drift | None:
         course = Course(site, steps, scales).where(np.isfinite(scales))
@@ -109,33 +113,42 @@ class ScaleDrift(Rule):
         course = course.where(slice(min(int(half), len(course) - self.min_samples), None))
         course = course.where(slice(None, None, -(-len(course) // _POINTS)))
         drift = _Drift(course, theil_sen(course.steps, course.values))
-        fast = abs(drift.slope) * 1000 > self.slope and abs(drift.doublings) > self.doublings
-        return drift if fast and drift.bend <= self.straight * abs(drift.doublings) else None
+        is_steep = abs(drift.slope) * 1000 > self.slope
+        fast = is_steep and abs(drift.doublings) > self.doublings
+        if fast and drift.bend <= self.straight * abs(drift.doublings):
+            return drift
+        return None
 
     def _finding(self, own: list[_Drift]) -> Finding:
-        worst, course = own[0], own[0].course
-        start, end = 2 ** float(course.values[0]), 2 ** float(course.values[-1])
+        worst = own[0]
+        course = own[0].course
+        start = 2 ** float(course.values[0])
+        end = 2 ** float(course.values[-1])
         first = int(course.steps[0])
-        changed = "grew" if worst.slope > 0 else "shrank"
-        others = f"; also drifting: {counted(len(own) - 1, 'more module')}" if len(own) > 1 else ""
+        changed = "shrank"
+        if worst.slope > 0:
+            changed = "grew"
+        others = ""
+        if len(own) > 1:
+            others = f"; also drifting: {counted(len(own) - 1, 'more module')}"
         return Finding(
             code=self.code,
             severity=self.severity,
             site=course.site.site,
             step=first,
-            message=f"{course.site.site} {changed} from {start:.3g} to {end:.3g} (rms) since step {first}, "
-            f"{abs(worst.slope) * 1000:.2g} doublings per 1,000 steps, and has not levelled off{others}.",
-            evidence={
-                "doublings_per_1000_steps": plain(worst.slope * 1000),
-                "doublings": plain(worst.doublings),
-                "sites": {
-                    drift.course.site.site: plain(drift.slope * 1000) for drift in own[:NAMED]
-                },
-                "course": [plain(2**scale) for scale in course.values[-NAMED:]],
-            },
+            message=f"{course.site.site} {changed} from {start:.3g} to {end:.3g} "
+            f"(rms) since step {first}, {abs(worst.slope) * 1000:.2g} doublings per "
+            f"1,000 steps, and has not levelled off{others}.",
+            evidence=ScaleDriftEvidence(
+                doublings_per_1000_steps=plain(worst.slope * 1000),
+                doublings=plain(worst.doublings),
+                sites={drift.course.site.site: plain(drift.slope * 1000) for drift in own[:NAMED]},
+                course=[plain(2**scale) for scale in course.values[-NAMED:]],
+            ),
             confidence=0.8,
-            remedy="Add normalisation or weight decay, lower the learning rate, and look for a value that is scaled again "
-            "and again: a running statistic, a residual branch without a norm.",
+            remedy="Add normalisation or weight decay, lower the learning rate, and "
+            "look for a value that is scaled again and again: a running statistic, a "
+            "residual branch without a norm.",
         )
 
 

@@ -18,8 +18,9 @@ _MOST_POINTS = 1000
 def outputs_of_weights(recording: Recording) -> list[SiteInfo]:
     """Return the outputs of the modules that have a weight, in the order in which they return."""
     modules = wire(recording).modules
-    owners = {w.param.owner: modules[w.param.owner] for w in weights(recording) if not w.table}
-    return [recording.sites[module.outs[0]] for module in owners.values() if module.outs]
+    found = [weight.param.owner for weight in weights(recording) if not weight.table]
+    owners = [modules[owner] for owner in dict.fromkeys(found)]
+    return [recording.sites[module.outs[0]] for module in owners if module.outs]
 
 
 def log2(scales: Floats) -> Floats:
@@ -38,4 +39,6 @@ def theil_sen(x: Floats | Ints, y: Floats) -> float:
         kept = np.linspace(0, len(x) - 1, _MOST_POINTS).astype(np.int64)
         x, y = x[kept], y[kept]
     i, j = np.triu_indices(len(x), k=1)
-    return float(np.median((y[j] - y[i]) / (x[j] - x[i]))) if len(i) else 0.0
+    if not len(i):
+        return 0.0
+    return float(np.median((y[j] - y[i]) / (x[j] - x[i])))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, places, said
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.losses import steps_with_little_loss
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import too_few
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.exponents import SMALLEST_NORMAL, below
 from kedge.store.formats import FORMATS, NumberFormat
 from kedge.store.recording import Recording, SiteInfo
@@ -24,6 +24,16 @@ SCALED = frozenset({"float16", "float8_e5m2", "float8_e4m3fn"})
 
 #: How many windows of steps are searched for one window of steps with a histogram.
 _SEARCHED = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnderflowEvidence(Evidence):
+    """The shares of elements that are too small, of the first of the sites."""
+
+    shares: Mapping[str, float | None] = places("share at each site")
+    concerned: int = said("{} of this kind")
+    gradients: int = said("of {} gradients")
+    dtype: str = said("in {}")
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,6 @@ class Underflow(Rule):
     name = "gradients too small for their dtype"
     severity = "warning"
     statistic = "q05"
-    words: ClassVar[Words] = {"gradients": "of {} gradients"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root and dtype."""
@@ -98,10 +107,10 @@ class Underflow(Rule):
         histograms = rows.rows.held("exponents").lengths > 0
         drawn = rows.count(histograms | (rows.rows.level == FULL) & (rows.rows.sumsq == 0))
         known = [int(drawn[site.id]) for site in self._judged(recording) if rows.lengths[site.id]]
-        return (
-            too_few(self.code, max(known), self.min_samples, "steps with histograms of gradients")
-            if known
-            else None
+        if not known:
+            return None
+        return too_few(
+            self.code, max(known), self.min_samples, "steps with histograms of gradients"
         )
 
     def _judged(self, recording: Recording) -> Iterator[SiteInfo]:
@@ -134,30 +143,34 @@ class Underflow(Rule):
         if len(lossy) < max(2, self.spread * len(sites)):
             return
         worst, lost = lossy[0]
+        remedy = _WIDE
+        if dtype in SCALED:
+            remedy = _SCALE
         yield Finding(
             code=self.code,
             severity=self.severity,
             site=worst.site,
             step=-1,
             message=f"{lost:.0%} of the non-zero elements of {worst.site} are below "
-            f"{FORMATS[dtype].smallest_normal:.2g}, where {dtype} loses digits. In {len(lossy)} of the {len(sites)} "
-            f"{dtype} gradients of {names_of(recording, [root])} more than {self.share:.0%} are.",
-            evidence={
-                "shares": {site.site: plain(share) for site, share in lossy[:NAMED]},
-                "concerned": len(lossy),
-                "gradients": len(sites),
-                "dtype": dtype,
-            },
+            f"{FORMATS[dtype].smallest_normal:.2g}, where {dtype} loses digits. In "
+            f"{len(lossy)} of the {len(sites)} {dtype} gradients of "
+            f"{names_of(recording, [root])} more than {self.share:.0%} are.",
+            evidence=UnderflowEvidence(
+                shares={site.site: plain(share) for site, share in lossy[:NAMED]},
+                concerned=len(lossy),
+                gradients=len(sites),
+                dtype=dtype,
+            ),
             confidence=0.9,
-            remedy=_SCALE if dtype in SCALED else _WIDE,
+            remedy=remedy,
         )
 
 
 _SCALE = (
-    "Scale the loss (torch.amp.GradScaler), or use bfloat16, which has the range of float32; with a scaler in place, "
-    "start it higher or divide the loss by less."
+    "Scale the loss (torch.amp.GradScaler), or use bfloat16, which has the range of "
+    "float32; with a scaler in place, start it higher or divide the loss by less."
 )
 _WIDE = (
-    "A loss scale cannot help so small a gradient: look for the reason why it fades (GRAD-VANISH), or for a loss that is "
-    "divided by too much."
+    "A loss scale cannot help so small a gradient: look for the reason why it fades "
+    "(GRAD-VANISH), or for a loss that is divided by too much."
 )

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, places, said
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.recorded.weights import WeightCourses, middle, share, weight_courses
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Bools, Floats, Ints, Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradExplodeEvidence(Evidence):
+    """The norm that left its past behind, and the gradients with the largest shares of it."""
+
+    norm: float | None = said("norm {}")
+    bar: float | None = said("the limit is {}", limit="limit")
+    largest: float | None = said("largest {}")
+    samples_before: int = said("{} measured steps before")
+    update_ratio: float | None = said("update relative to the parameter {}")
+    ends_badly: bool = said("the run ends with values that are not finite")
+    shares: Mapping[str, float | None] = places("share at each site")
 
 
 @dataclass(frozen=True)
@@ -88,19 +101,12 @@ class GradExplode(Rule):
         "NEVER-INITIALISED INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO "
         "GRADS-KEPT RATE-TOO-LARGE"
     )
-    words: ClassVar[Words] = {
-        "norm": "norm {}",
-        "bar": "the limit is {}",
-        "largest": "largest {}",
-        "samples_before": "{} measured steps before",
-        "update_ratio": "update relative to the parameter {}",
-        "ends_badly": ("the run ends with values that are not finite", ""),
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
         for root, _ in by_root(trained_sites(recording, "param.grad"), lambda site: site.root):
-            arrived, taken = _Norms.of(recording, root), _Norms.of_every_step(recording, root)
+            arrived = _Norms.of(recording, root)
+            taken = _Norms.of_every_step(recording, root)
             for norms, find in (
                 (arrived, self._outgrown),
                 (taken, self._outgrown),
@@ -124,17 +130,22 @@ class GradExplode(Rule):
         # Three quarters of a short run are its past, and the last samples have to stay above the
         # bar.
         need = -(-4 * self.min_history // 3) + self.sustained
-        return too_few(self.code, min(known), need) if any(known) else None
+        if not any(known):
+            return None
+        return too_few(self.code, min(known), need)
 
     def drawn(self, recording: Recording, finding: Finding) -> Sequence[str]:
         """Return the norm of the gradients, which the finding is about; its site has the largest share of it."""
         roots = {site.site: site.root for site in recording.sites}
-        norms = [s.site for s in recording.of_kind("grad.norm") if s.root == roots[finding.site]]
+        root = roots[finding.site]
+        norms = [site.site for site in recording.of_kind("grad.norm") if site.root == root]
         return norms or [finding.site]
 
     def _lag(self, norms: _Norms) -> float:
         """Return the number of steps between a sample and the end of its past."""
-        span = float(norms.steps[-1] - norms.steps[0]) if len(norms.steps) else 0.0
+        span = 0.0
+        if len(norms.steps):
+            span = float(norms.steps[-1] - norms.steps[0])
         return min(float(self.lag), span / 4)
 
     def _outgrown(self, norms: _Norms) -> tuple[int, float] | None:
@@ -155,7 +166,9 @@ class GradExplode(Rule):
         following = norms.total[at : at + self.sustained]
         if len(following) < self.sustained or not (following > bar).all():
             return False
-        return norms.change(at) > self.ruin if norms.taken else norms.harm(at) > self.harm
+        if norms.taken:
+            return norms.change(at) > self.ruin
+        return norms.harm(at) > self.harm
 
     def _runaway(self, norms: _Norms) -> tuple[int, float] | None:
         """Return the sample at which a norm that ended non-finite had grown far, and its bar."""
@@ -163,47 +176,52 @@ class GradExplode(Rule):
         if not norms.ends_badly or len(total) <= self.rising:
             return None
         falls = np.flatnonzero(~(np.diff(total) > 0))
-        start = int(falls[-1]) + 2 if len(falls) else 1
-        bar = (
-            self.factor**2 * float(np.median(total[:start]))
-            if np.isfinite(total[:start]).all()
-            else np.inf
-        )
+        start = 1
+        if len(falls):
+            start = int(falls[-1]) + 2
+        bar = np.inf
+        if np.isfinite(total[:start]).all():
+            bar = self.factor**2 * float(np.median(total[:start]))
         above = np.flatnonzero(total[start:] > bar)
-        return (
-            (start + int(above[0]), bar)
-            if len(total) - start >= self.rising and len(above)
-            else None
-        )
+        if len(total) - start >= self.rising and len(above):
+            return (start + int(above[0]), bar)
+        return None
 
     def _finding(
         self, norms: _Norms, at: int, bar: float, parts: dict[str, float | None]
     ) -> Finding:
-        step, norm, harm = int(norms.steps[at]), norms.total[at], norms.harm(at)
+        step = int(norms.steps[at])
+        norm = norms.total[at]
+        harm = norms.harm(at)
         rest = norms.total[at:]
         largest = float(rest[np.isfinite(rest)].max())
-        fate = "and was not finite at the end" if norms.ends_badly else "and stayed above it"
+        fate = "and stayed above it"
+        if norms.ends_badly:
+            fate = "and was not finite at the end"
+        confidence = 0.7
+        if (norms.steps < step - self._lag(norms)).sum() >= self.min_history:
+            confidence = 0.9
         return Finding(
             code=self.code,
             severity=self.severity,
             site=next(iter(parts)),
             step=step,
-            message=f"The norm of the gradients was {norm:.3g} at step {step}, above the limit of {bar:.3g} set by "
-            f"the run's own past, {fate} (largest: {largest:.3g}); {next(iter(parts))} has the largest share.",
-            evidence={
-                "norm": plain(norm),
-                "bar": plain(bar),
-                "largest": plain(largest),
-                "samples_before": at,
-                "update_ratio": plain(harm),
-                "ends_badly": norms.ends_badly,
-                "shares": parts,
-            },
-            confidence=0.9
-            if (norms.steps < step - self._lag(norms)).sum() >= self.min_history
-            else 0.7,
-            remedy="Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), "
-            "and look at the batch of this step and at the parameter with the largest share.",
+            message=f"The norm of the gradients was {norm:.3g} at step {step}, above "
+            f"the limit of {bar:.3g} set by the run's own past, {fate} (largest: "
+            f"{largest:.3g}); {next(iter(parts))} has the largest share.",
+            evidence=GradExplodeEvidence(
+                norm=plain(norm),
+                bar=plain(bar),
+                largest=plain(largest),
+                samples_before=at,
+                update_ratio=plain(harm),
+                ends_badly=norms.ends_badly,
+                shares=parts,
+            ),
+            confidence=confidence,
+            remedy="Lower the learning rate or warm it up, clip gradients "
+            "(torch.nn.utils.clip_grad_norm_), and look at the batch of this step "
+            "and at the parameter with the largest share.",
         )
 
 
@@ -222,22 +240,23 @@ class _Norms:
     @classmethod
     def of(cls, recording: Recording, root: int) -> _Norms:
         """Return the norms of a root from the gradients that are recorded in nearly all steps."""
-        sites, every = (
-            [site for site in recording.of_kind("param.grad") if site.root == root],
-            recording.all_rows,
-        )
+        sites = [site for site in recording.of_kind("param.grad") if site.root == root]
+        every = recording.all_rows
         line = np.full(len(recording.sites), -1)
         line[[site.id for site in sites]] = np.arange(len(sites))
         own = np.flatnonzero(line[every.site] >= 0)
-        step, counted = every.rows.step[own], _counted(every.rows)[own]
+        step = every.rows.step[own]
+        counted = _counted(every.rows)[own]
         steps = np.unique(step[counted])
         squares = np.zeros((len(sites), len(steps)))
         present = np.zeros(squares.shape, dtype=bool)
         own, step = own[shared := np.isin(step, steps)], step[shared]
-        i, at = line[every.site[own]], np.searchsorted(steps, step)
+        i = line[every.site[own]]
+        at = np.searchsorted(steps, step)
         squares[i, at], present[i, at] = every.rows.sumsq[own], True
         kept = _steady(present)
-        return cls(recording, [sites[i] for i in np.flatnonzero(kept)], steps, squares[kept])
+        steady = [sites[i] for i in np.flatnonzero(kept)]
+        return cls(recording, steady, steps, squares[kept])
 
     @classmethod
     def of_every_step(cls, recording: Recording, root: int) -> _Norms:
@@ -271,7 +290,9 @@ class _Norms:
     def harm(self, at: int) -> float:
         """Return the largest update ratio from a sample on, infinite if none was recorded."""
         later = middle(self.weights.update)[self.weights.steps >= self.steps[at]]
-        return float(np.nanmax(later)) if np.isfinite(later).any() else np.inf
+        if np.isfinite(later).any():
+            return float(np.nanmax(later))
+        return np.inf
 
     def change(self, at: int) -> float:
         """Return the change of the weights' sizes around a step, from the last measured one before it to the next after it."""
@@ -279,7 +300,8 @@ class _Norms:
         if not 0 < after < len(self.weights.steps):
             return 0.0
         size = self.weights.size
-        changed = middle(np.abs(share(size[:, after : after + 1], size[:, after - 1 : after]) - 1))
+        now, was = size[:, after : after + 1], size[:, after - 1 : after]
+        changed = middle(np.abs(share(now, was) - 1))
         return float(np.nan_to_num(changed[0]))
 
     @cached_property
@@ -312,4 +334,6 @@ def _steady(present: Bools) -> Bools:
     if not present.size:
         return np.ones(len(present), dtype=bool)
     kept = np.asarray(present.mean(axis=1) >= 0.9)
-    return kept if kept.any() else np.ones(len(present), dtype=bool)
+    if kept.any():
+        return kept
+    return np.ones(len(present), dtype=bool)

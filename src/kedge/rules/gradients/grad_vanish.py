@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, places, said
 from kedge.rules.naming import plain
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import too_few
@@ -19,9 +19,25 @@ from kedge.rules.recorded.weights import (
     share,
     weight_courses,
 )
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradVanishEvidence(Evidence):
+    """How much less the first layers get and learn than the last, and the gradient of each."""
+
+    ratio_of_output_gradients: float | None = said(
+        "the first output gradients are {} times the last"
+    )
+    shallow_update_ratio: float | None = said("relative updates of the first third {}")
+    deep_update_ratio: float | None = said("relative updates of the last third {}")
+    profile: Mapping[str, float | None] = places(
+        "gradient of each weight relative to its size", preferred=True
+    )
+    ratio: float | None = said("ratio {}")
+    samples: int = said("{} measured steps")
 
 
 @dataclass(frozen=True)
@@ -86,15 +102,6 @@ class GradVanish(Rule):
     name = "the gradient fades before it reaches the first layers"
     severity = "warning"
     follows = "NEVER-INITIALISED INPUT-SCALE INIT-SCALE UNDERFLOW DEAD-CHANNEL SATURATED"
-    captions: ClassVar[Mapping[str, str]] = {
-        "profile": "gradient of each weight relative to its size"
-    }
-    words: ClassVar[Words] = {
-        "ratio": "ratio {}",
-        "ratio_of_output_gradients": "the first output gradients are {} times the last",
-        "shallow_update_ratio": "relative updates of the first third {}",
-        "deep_update_ratio": "relative updates of the last third {}",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
@@ -105,7 +112,9 @@ class GradVanish(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured gradients; a model with few weights has no depth to judge."""
         have = min((len(own.steps) for _, own in self._depths(recording)), default=None)
-        return None if have is None else too_few(self.code, have, self.min_samples)
+        if have is None:
+            return None
+        return too_few(self.code, have, self.min_samples)
 
     def _depths(self, recording: Recording) -> Iterator[tuple[int, WeightCourses]]:
         """Yield the weights with gradients of each root that is deep enough, in the last steps that have gradients."""
@@ -117,8 +126,10 @@ class GradVanish(Rule):
                 yield root, own.part(alive, seen)
 
     def _vanishes(self, own: WeightCourses) -> bool:
-        gradient, arriving = _contrast(own.gradient), _contrast(own.arriving)
-        samples, hopeless = int(np.isfinite(gradient).sum()), bool((gradient < self.hopeless).all())
+        gradient = _contrast(own.gradient)
+        arriving = _contrast(own.arriving)
+        samples = int(np.isfinite(gradient).sum())
+        hopeless = bool((gradient < self.hopeless).all())
         enough = self.few if hopeless else self.min_samples
         if samples < enough or not 0 < np.nanmedian(gradient) < self.ratio:
             return False
@@ -134,34 +145,40 @@ class GradVanish(Rule):
         contrast = _contrast(own.gradient)
         samples = int(np.isfinite(contrast).sum())
         ratio = float(np.nanmedian(contrast))
-        first, last = own.weights[0], own.weights[len(own.weights) // 3 - 1]
+        first = own.weights[0]
+        last = own.weights[len(own.weights) // 3 - 1]
         step = int(own.steps[(contrast < self.ratio).argmax()])
         shallow, deep = (plain(finite_median(part)) for part in _thirds(own.update))
         profile = {
             weight.param.path: plain(finite_median(row))
             for weight, row in zip(own.weights, own.gradient, strict=True)
         }
-        sure = np.isfinite(own.update).any() and np.isfinite(own.arriving).any()
+        confidence = 0.7
+        if np.isfinite(own.update).any() and np.isfinite(own.arriving).any():
+            confidence = 0.9
         return Finding(
             code=self.code,
             severity=self.severity,
             site=(first.grad or first.param).site,
             step=step,
-            message=f"The first third of the layers of {names_of(recording, [root])} ({first.param.name} to "
-            f"{last.param.name}) hardly learns: its gradient relative to the weights is {ratio:.1e} times that of the last "
-            f"third (median of {samples} measured steps, from step {step} on).",
-            evidence={
-                "ratio_of_output_gradients": plain(finite_median(_contrast(own.arriving))),
-                "shallow_update_ratio": shallow,
-                "deep_update_ratio": deep,
-                "profile": profile,
-                "ratio": plain(ratio),
-                "samples": samples,
-            },
-            confidence=0.9 if sure else 0.7,
-            remedy="Replace sigmoid and tanh, if there are any, by ReLU or GELU, and initialise the weights to fit the "
-            "activation (torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh). If that is not enough, add "
-            "normalisation, such as BatchNorm or LayerNorm, or residual connections.",
+            message=f"The first third of the layers of {names_of(recording, [root])} "
+            f"({first.param.name} to {last.param.name}) hardly learns: its gradient "
+            f"relative to the weights is {ratio:.1e} times that of the last third "
+            f"(median of {samples} measured steps, from step {step} on).",
+            evidence=GradVanishEvidence(
+                ratio_of_output_gradients=plain(finite_median(_contrast(own.arriving))),
+                shallow_update_ratio=shallow,
+                deep_update_ratio=deep,
+                profile=profile,
+                ratio=plain(ratio),
+                samples=samples,
+            ),
+            confidence=confidence,
+            remedy="Replace sigmoid and tanh, if there are any, by ReLU or GELU, and "
+            "initialise the weights to fit the activation "
+            "(torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh). If "
+            "that is not enough, add normalisation, such as BatchNorm or LayerNorm, "
+            "or residual connections.",
         )
 
 

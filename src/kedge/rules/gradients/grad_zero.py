@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import NAMED
 from kedge.rules.recorded.losses import steps_without_loss
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import recorded_gradients, trained_sites
 from kedge.rules.recorded.wiring import wire
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradZeroEvidence(Evidence):
+    """The parameters without a gradient, and the next one towards the loss that has one."""
+
+    parameters: Sequence[str] = said("parameters {}")
+    of: int = said("of {} in all")
+    next_with_gradient: str | None = said("the next with a gradient is {}")
 
 
 @dataclass(frozen=True)
@@ -74,18 +83,17 @@ class GradZero(Rule):
         "NEVER-INITIALISED INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO "
         "GRADS-KEPT BATCH-OF-ONE RATE-TOO-LARGE UNDERFLOW DEAD-CHANNEL SATURATED"
     )
-    words: ClassVar[Words] = {
-        "parameters": "parameters {}",
-        "next_with_gradient": "the next with a gradient is {}",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
-        for _, own in by_root(trained_sites(recording, "param.grad"), lambda site: site.root):
+        grads = trained_sites(recording, "param.grad")
+        for _, own in by_root(grads, lambda site: site.root):
             judged = _zeros_of(recording, own)
             if any(course.moved for course in judged.values()):
                 judged = _zeros_of(recording, own, steps_without_loss(recording))
-            enough = self.samples if any(course.moved for course in judged.values()) else self.few
+            enough = self.few
+            if any(course.moved for course in judged.values()):
+                enough = self.samples
             still = {site for site, course in judged.items() if course.length >= enough}
             driven = {site for site, course in judged.items() if course.moved} - still
             still -= {site for site in still if _is_shift(site, driven)}
@@ -95,7 +103,9 @@ class GradZero(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured gradients; without gradients there is nothing to judge."""
         grads = recorded_gradients(recording)
-        return too_few(self.code, measured(recording, grads), self.samples) if grads else None
+        if not grads:
+            return None
+        return too_few(self.code, measured(recording, grads), self.samples)
 
     def _finding(
         self, recording: Recording, judged: dict[SiteInfo, _Zeros], zero: set[SiteInfo], enough: int
@@ -109,26 +119,37 @@ class GradZero(Rule):
             for site in order[order.index(last) + 1 :]
             if modules[site.owner] is not modules[last.owner]
         ]
-        next_one = later[0] if later else None
+        next_one = next(iter(later), None)
+        next_path = None if next_one is None else next_one.path
         names = ", ".join(site.name for site in still[-NAMED:])
         step = max(judged[site].since for site in still)
         seen = _sources_of_zeros(recording, still, later)
-        never = len(still) == len(judged) and not any(course.moved for course in judged.values())
+        remedy = _REMEDY
+        if seen:
+            remedy = f"{seen}Otherwise l{_REMEDY[1:]}"
+
+        severity: Severity = "warning"
+        kind = "some"
+        has_moved = any(course.moved for course in judged.values())
+        if len(still) == len(judged) and not has_moved:
+            severity = "error"
+            kind = "all"
         return Finding(
             code=self.code,
-            severity="error" if never else "warning",
+            severity=severity,
             site=last.site,
             step=step,
-            message=f"{_gradients(len(still))} exactly zero in at least the last {enough} measured steps, since "
-            f"step {step}: {names}{_rest(len(still))}.{_nearer(next_one)}",
-            evidence={
-                "kind": "all" if never else "some",
-                "parameters": [site.path for site in still],
-                "of": len(judged),
-                "next_with_gradient": next_one.path if next_one else None,
-            },
+            message=f"{_gradients(len(still))} exactly zero in at least the last "
+            f"{enough} measured steps, since step {step}: "
+            f"{names}{_rest(len(still))}.{_nearer(next_one)}",
+            evidence=GradZeroEvidence(
+                kind=kind,
+                parameters=[site.path for site in still],
+                of=len(judged),
+                next_with_gradient=next_path,
+            ),
             confidence=0.95,
-            remedy=f"{seen}Otherwise l{_REMEDY[1:]}" if seen else _REMEDY,
+            remedy=remedy,
         )
 
 
@@ -145,25 +166,39 @@ def _sources_of_zeros(recording: Recording, still: list[SiteInfo], later: list[S
     for site in recording.of_kind("param"):
         rows = recording.rows(site)
         full = rows.level == FULL
-        if site.path in paths and len(site.shape) > 1 and full.any() and not rows.sumsq[full].any():
+        if site.path not in paths or len(site.shape) < 2:
+            continue
+        if full.any() and not rows.sumsq[full].any():
             zero.append(site.name)
     says = ""
     if zero:
-        verb = "is" if len(zero) == 1 else "are"
-        says = f"{listed(zero, NAMED)} {verb} zero in every measured step: a product with it is zero, so initialise it. "
-    states = [site.name for site in still if site.path.rpartition(".")[2].startswith("weight_hh")]
+        verb = "are"
+        if len(zero) == 1:
+            verb = "is"
+        says = (
+            f"{listed(zero, NAMED)} {verb} zero in every measured step: a product with "
+            "it is zero, so initialise it. "
+        )
+    states = []
+    for site in still:
+        last = site.path.rpartition(".")[2]
+        if last.startswith("weight_hh"):
+            states.append(site.name)
     if states:
         says += (
-            f"{listed(states, NAMED)}: its gradient is a product with the state before, which is zero in the first step of a "
-            "sequence; if only that output is read, as of the reverse direction in out[:, -1], read another one. "
+            f"{listed(states, NAMED)}: its gradient is a product with the state "
+            "before, which is zero in the first step of a sequence; if only that "
+            "output is read, as of the reverse direction in out[:, -1], read another "
+            "one. "
         )
     return says
 
 
 _REMEDY = (
-    "Look from there towards the loss for an operation with slope zero: round, sign, argmax, a comparison, clamp beyond "
-    "its bounds, a product with zero, dead units (DEAD-CHANNEL), saturated ones (SATURATED), or float16 without a loss "
-    "scale (UNDERFLOW)."
+    "Look from there towards the loss for an operation with slope zero: round, sign, "
+    "argmax, a comparison, clamp beyond its bounds, a product with zero, dead units "
+    "(DEAD-CHANNEL), saturated ones (SATURATED), or float16 without a loss scale "
+    "(UNDERFLOW)."
 )
 
 
@@ -182,7 +217,8 @@ def _zeros_of(
     known = (rows.level == FULL) & rows.clean & (rows.count > 0)
     if without is not None:
         known &= ~np.isin(rows.step, without)
-    extremes = np.maximum(np.abs(np.nan_to_num(rows.min)), np.abs(np.nan_to_num(rows.max)))
+    low, high = np.nan_to_num(rows.min), np.nan_to_num(rows.max)
+    extremes = np.maximum(np.abs(low), np.abs(high))
     zero = (rows.sumsq == 0) & (extremes == 0)
     places = np.flatnonzero(known)
     owners = recording.all_rows.site[places]
@@ -194,7 +230,8 @@ def _zeros_of(
     begins = np.maximum(starts, last + 1)
     courses = {}
     for site in sites:
-        begin, end = int(begins[site.id]), int(ends[site.id])
+        begin = int(begins[site.id])
+        end = int(ends[site.id])
         since = int(rows.step[places[begin]]) if begin < end else -1
         courses[site] = _Zeros(end - begin, since, bool(last[site.id] >= 0))
     return courses
@@ -210,16 +247,18 @@ class _Zeros:
 
 
 def _gradients(number: int) -> str:
-    return (
-        "The gradient of one parameter was"
-        if number == 1
-        else f"The gradients of {number} parameters were"
-    )
+    if number == 1:
+        return "The gradient of one parameter was"
+    return f"The gradients of {number} parameters were"
 
 
 def _rest(number: int) -> str:
-    return f" and {number - NAMED} before them" if number > NAMED else ""
+    if number > NAMED:
+        return f" and {number - NAMED} before them"
+    return ""
 
 
 def _nearer(site: SiteInfo | None) -> str:
-    return f" {site.name}, nearer to the loss, gets a gradient." if site else ""
+    if not site:
+        return ""
+    return f" {site.name}, nearer to the loss, gets a gradient."

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, axis, said, said_share, unsaid
 from kedge.rules.naming import plain
 from kedge.rules.recorded.optimizers import events_of, optimizers
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import recorded_gradients, trained_sites
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.events import GradsKeptEvent
 from kedge.store.recording import Recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradsKeptEvidence(Evidence):
+    """The steps that began with old gradients, and how many parameters had them."""
+
+    optimizer: int = unsaid()
+    steps: Sequence[int] = axis("steps {}")
+    checked: int = said("{} parameters checked")
+    kept: int = said("{} of them kept a gradient")
+    share: float | None = said_share("a share of {}")
 
 
 @dataclass(frozen=True)
@@ -55,15 +66,11 @@ class GradsKept(Rule):
     code = "GRADS-KEPT"
     name = "gradients of the last step are still there: zero_grad is missing"
     severity = "error"
-    words: ClassVar[Words] = {
-        "optimizer": "",
-        "checked": "{} parameters checked",
-        "kept": "{} of them kept a gradient",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every optimizer."""
-        kept = [event for event in events_of(recording, GradsKeptEvent) if self._counts(event)]
+        events = events_of(recording, GradsKeptEvent)
+        kept = [event for event in events if self._counts(event)]
         for optimizer in sorted({event.optimizer for event in kept}):
             own = [event for event in kept if event.optimizer == optimizer]
             run = self._longest(recording, [event.step for event in own])
@@ -76,7 +83,9 @@ class GradsKept(Rule):
         """Return the lack of measured gradients; without gradients there is nothing to judge."""
         grads = recorded_gradients(recording)
         # A kept gradient shows from the second measured step on.
-        return too_few(self.code, measured(recording, grads), self.in_a_row + 1) if grads else None
+        if not grads:
+            return None
+        return too_few(self.code, measured(recording, grads), self.in_a_row + 1)
 
     def _counts(self, event: GradsKeptEvent) -> bool:
         return event.checked > 0 and event.kept >= self.share * event.checked
@@ -96,8 +105,10 @@ class GradsKept(Rule):
         return longest
 
     def _finding(self, recording: Recording, number: int, seen: list[GradsKeptEvent]) -> Finding:
-        first, kept = seen[0], max(event.kept for event in seen)
-        optimizer = next((o for o in optimizers(recording) or () if o.index == number), None)
+        first = seen[0]
+        kept = max(event.kept for event in seen)
+        known = optimizers(recording) or ()
+        optimizer = next((each for each in known if each.index == number), None)
         sites = trained_sites(recording, "param.grad")
         if optimizer is not None:
             sites = [site for site in sites if site.root in optimizer.roots]
@@ -108,23 +119,26 @@ class GradsKept(Rule):
         model = names_of(recording, roots)
         by = "the optimizer" if optimizer is None else optimizer.type
         shares = [event.kept / event.checked for event in seen]
-        text = site.site if site is not None else "param.grad"
+        text = "param.grad"
+        if site is not None:
+            text = site.site
         return Finding(
             code=self.code,
             severity=self.severity,
             site=text,
             step=first.step,
-            message=f"The gradients of {model}, such as {text}, were not cleared between steps: {kept:,} of "
-            f"{first.checked:,} still had those of the step before in {len(seen)} measured steps in a row, from "
-            f"step {first.step} on, so each step of {by} follows the sum of all gradients "
-            f"so far.",
-            evidence={
-                "optimizer": number,
-                "steps": [event.step for event in seen],
-                "checked": first.checked,
-                "kept": kept,
-                "share": plain(float(np.median(shares))),
-            },
+            message=f"The gradients of {model}, such as {text}, were not cleared "
+            f"between steps: {kept:,} of {first.checked:,} still had those of the "
+            f"step before in {len(seen)} measured steps in a row, from step "
+            f"{first.step} on, so each step of {by} follows the sum of all gradients "
+            "so far.",
+            evidence=GradsKeptEvidence(
+                optimizer=number,
+                steps=[event.step for event in seen],
+                checked=first.checked,
+                kept=kept,
+                share=plain(float(np.median(shares))),
+            ),
             confidence=0.95,
             remedy="Call optimizer.zero_grad() in each step, before backward().",
         )

@@ -32,64 +32,67 @@ _ROOT_OF_A_ROW = 1e3
 
 #: The advice if nothing is known of the operation.
 _ANY_OPERATION = (
-    "log, division, sqrt, pow, exp and acos return non-finite values at 0, at 1 or for large "
-    "inputs; clamp the input, add an epsilon, or use the stable form (log_softmax, logsumexp, "
-    "softplus, *_with_logits)"
+    "log, division, sqrt, pow, exp and acos return non-finite values at 0, at 1 or "
+    "for large inputs; clamp the input, add an epsilon, or use the stable form "
+    "(log_softmax, logsumexp, softplus, *_with_logits)"
 )
 _OVERFLOW = (
-    "In {name}, products and sums of finite numbers overflowed {dtype}{figures}: look at the size "
-    "of the input and of the weights. Normalise or scale the input, and keep the weights small "
-    "({small}){wider}."
+    "In {name}, products and sums of finite numbers overflowed {dtype}{figures}: "
+    "look at the size of the input and of the weights. Normalise or scale the input, "
+    "and keep the weights small ({small}){wider}."
 )
 _INPUT_BEYOND = (
-    "In {name}, the input reached {largest:.3g}, which {dtype} cannot hold: it ends at {end:.3g}. "
-    "Normalise or scale the input{wider}."
+    "In {name}, the input reached {largest:.3g}, which {dtype} cannot hold: it ends "
+    "at {end:.3g}. Normalise or scale the input{wider}."
 )
 _OVERFLOW_BACK = (
-    "In the backward of {name}, products of finite gradients with weights and inputs overflowed "
-    "{dtype}: the gradients that arrive there are too large. Scale the loss down or take its mean, "
-    "clip gradients{lower}{wider}."
+    "In the backward of {name}, products of finite gradients with weights and inputs "
+    "overflowed {dtype}: the gradients that arrive there are too large. Scale the "
+    "loss down or take its mean, clip gradients{lower}{wider}."
 )
 _NO_OVERFLOW = (
-    "In {name}, products cannot have overflowed: the input reached {largest:.3g}. Look at what else "
-    "the call uses, such as a mask, a state that is passed in, or weights that are not recorded."
+    "In {name}, products cannot have overflowed: the input reached {largest:.3g}. "
+    "Look at what else the call uses, such as a mask, a state that is passed in, or "
+    "weights that are not recorded."
 )
 _MASKED_ATTENTION = (
-    "In {name}, products cannot have overflowed: the input reached {largest:.3g}. The softmax of a "
-    "row whose keys are all masked is NaN: leave one key unmasked in every row, or leave such rows "
-    "out."
+    "In {name}, products cannot have overflowed: the input reached {largest:.3g}. "
+    "The softmax of a row whose keys are all masked is NaN: leave one key unmasked "
+    "in every row, or leave such rows out."
 )
 _NORMALISED = (
-    "In {name}, the variance was zero and eps too small to help, or squares overflowed "
-    "{dtype}{figures}: look at the spread of the input, raise eps, or normalise in float32."
+    "In {name}, the variance was zero and eps too small to help, or squares "
+    "overflowed {dtype}{figures}: look at the spread of the input, raise eps, or "
+    "normalise in float32."
 )
 _STATISTICS = (
-    " In eval mode, look at running_mean and running_var: a NaN there, or a variance below zero, "
-    "does the same."
+    " In eval mode, look at running_mean and running_var: a NaN there, or a variance "
+    "below zero, does the same."
 )
 _MASKED = (
-    "the softmax of a row that is -inf everywhere is NaN. Leave one position unmasked in every row, "
-    "or mask with torch.finfo(dtype).min; if nothing is masked, look for an infinity in the input."
+    "the softmax of a row that is -inf everywhere is NaN. Leave one position "
+    "unmasked in every row, or mask with torch.finfo(dtype).min; if nothing is "
+    "masked, look for an infinity in the input."
 )
 _LOSSES = {
-    "CrossEntropyLoss": "the mean over no elements (every target is ignore_index) is NaN, and "
-    "logits of -inf give an infinite loss",
+    "CrossEntropyLoss": "the mean over no elements (every target is ignore_index) is "
+    "NaN, and logits of -inf give an infinite loss",
     "NLLLoss": "the mean over no elements (every target is ignore_index) is NaN, and a "
     "log-probability of -inf an infinite loss",
-    "BCELoss": "use BCEWithLogitsLoss on the logits, because a probability of exactly 0 or 1 has no "
-    "finite logarithm",
+    "BCELoss": "use BCEWithLogitsLoss on the logits, because a probability of "
+    "exactly 0 or 1 has no finite logarithm",
     "KLDivLoss": "make its input with log_softmax, not with log",
-    "CTCLoss": "a target longer than its input has an infinite loss: use zero_infinity=True, or "
-    "longer inputs",
+    "CTCLoss": "a target longer than its input has an infinite loss: use "
+    "zero_infinity=True, or longer inputs",
     "GaussianNLLLoss": "a variance of zero needs a larger eps",
     "PoissonNLLLoss": "exp of a large input overflows: clamp it",
-    "MSELoss": "squares of large numbers overflow: normalise the targets, or use SmoothL1Loss; the "
-    "mean of no elements is NaN",
+    "MSELoss": "squares of large numbers overflow: normalise the targets, or use "
+    "SmoothL1Loss; the mean of no elements is NaN",
 }
 
 _LOG = (
-    "keep the input of log above zero: clamp it (x.clamp_min(eps)), or use log_softmax, logsumexp "
-    "or log1p, which do not need this."
+    "keep the input of log above zero: clamp it (x.clamp_min(eps)), or use "
+    "log_softmax, logsumexp or log1p, which do not need this."
 )
 _DIVISOR = "keep the divisor away from zero: add an epsilon or clamp it, and skip empty masks."
 _ARC = "clamp the input to a little less than 1 and more than -1."
@@ -98,28 +101,28 @@ _EMPTY = (
     "count.clamp(min=1)."
 )
 _SQUARES = (
-    "sums and squares of large numbers overflow: normalise the targets and the outputs, or look why "
-    "they grew."
+    "sums and squares of large numbers overflow: normalise the targets and the "
+    "outputs, or look why they grew."
 )
 _DIVERGENCE = (
-    "the logarithm of a target below zero is NaN, and one of an input of zero is infinite: make the "
-    "target with softmax and the input with log_softmax."
+    "the logarithm of a target below zero is NaN, and one of an input of zero is "
+    "infinite: make the target with softmax and the input with log_softmax."
 )
 _NORM_OF_A_ROW = (
-    "weight_norm divides the weight by its norm, which is zero for a row of zeros: initialise the "
-    "weight with other numbers."
+    "weight_norm divides the weight by its norm, which is zero for a row of zeros: "
+    "initialise the weight with other numbers."
 )
 _SQRT = (
-    "keep the input of sqrt above zero, by more than rounding: below zero its value is NaN, at "
-    "zero its slope is infinite."
+    "keep the input of sqrt above zero, by more than rounding: below zero its value "
+    "is NaN, at zero its slope is infinite."
 )
 _POWER = (
-    "a power of a negative number, or a power below one of zero, has no finite value or slope, and a "
-    "power of a large number overflows: clamp the base."
+    "a power of a negative number, or a power below one of zero, has no finite value "
+    "or slope, and a power of a large number overflows: clamp the base."
 )
 _EXP = (
-    "exp of more than 88 is infinite in float32: clamp the input, subtract the largest, or use "
-    "softmax or logsumexp."
+    "exp of more than 88 is infinite in float32: clamp the input, subtract the "
+    "largest, or use softmax or logsumexp."
 )
 #: For operations outside their domain: the condition, and the remedy where it holds.
 _OUTSIDE = {
@@ -158,8 +161,8 @@ _SAME = {
     "huber_loss": "mean",
 }
 _NOT_ITS_OUTPUT = (
-    " Change its input, not its output: torch.where after an operation whose derivative is infinite "
-    "multiplies that by zero, which is NaN."
+    " Change its input, not its output: torch.where after an operation whose "
+    "derivative is infinite multiplies that by zero, which is NaN."
 )
 
 
@@ -188,7 +191,9 @@ class OperationAdvice:
     @property
     def multiplies(self) -> bool:
         """Whether it is a sum of products, which is defined for all inputs and can only overflow."""
-        return bool(_PRODUCTS.match(self.type) or (self.node and _PRODUCT_NODES.match(self.node)))
+        if _PRODUCTS.match(self.type):
+            return True
+        return bool(self.node and _PRODUCT_NODES.match(self.node))
 
     def advice(self) -> str:
         """Return what to do."""
@@ -229,7 +234,9 @@ class OperationAdvice:
             form = _MASKED_ATTENTION if self.type == "MultiheadAttention" else _NO_OVERFLOW
             return form.format(name=self.name, largest=self.largest)
 
-        small = "by their initialisation" if self.first else "a lower learning rate, weight decay"
+        small = "a lower learning rate, weight decay"
+        if self.first:
+            small = "by their initialisation"
         return _OVERFLOW.format(
             name=self.name, dtype=self.dtype, figures=self._headroom(), wider=wider, small=small
         )
@@ -238,8 +245,12 @@ class OperationAdvice:
         """Return what to do if the backward of sums of products made it; empty for other operations."""
         if not self.multiplies:
             return ""
-        wider = ", or use bfloat16 instead of float16" if self.dtype in _NARROW else ""
-        lower = "" if self.first else ", lower the learning rate"
+        wider = ""
+        if self.dtype in _NARROW:
+            wider = ", or use bfloat16 instead of float16"
+        lower = ", lower the learning rate"
+        if self.first:
+            lower = ""
         return _OVERFLOW_BACK.format(name=self.name, dtype=self.dtype, wider=wider, lower=lower)
 
     def _headroom(self) -> str:
@@ -258,7 +269,9 @@ class OperationAdvice:
 
 def range_advice(name: str, *, are_shown: bool) -> str:
     """Return the advice for any operation, without its first word; whether its inputs are in the evidence."""
-    inputs = "the inputs in the evidence" if are_shown else "its inputs"
+    inputs = "its inputs"
+    if are_shown:
+        inputs = "the inputs in the evidence"
     return f"{name}, look at the range of {inputs}: {_ANY_OPERATION}."
 
 
@@ -290,4 +303,6 @@ def domain_remedy(
     if condition and not is_certain:
         return f"If {condition.format(name=name)}, {remedy}"
     is_name = remedy.startswith("exp")
-    return remedy if is_name else remedy[0].upper() + remedy[1:]
+    if is_name:
+        return remedy
+    return remedy[0].upper() + remedy[1:]

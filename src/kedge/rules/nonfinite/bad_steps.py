@@ -69,7 +69,9 @@ class BadStep:
     def are_finite(self, sites: Iterable[int]) -> bool | None:
         """Whether all of some sites were finite; None if none of them has a row."""
         known = [self.states[site] for site in sites if self.states[site] != ABSENT]
-        return bool(max(known) == FINITE) if known else None
+        if not known:
+            return None
+        return bool(max(known) == FINITE)
 
     def nonfinite(self, sites: Iterable[int]) -> list[int]:
         """Return those of some sites that were not finite."""
@@ -132,7 +134,8 @@ def _habitual(recording: Recording, table: States, sound: NDArray[np.bool_]) -> 
     If a parameter's gradient held one too, the step was sound only because the optimizer never got
     it.
     """
-    clean = ~(table[[site.id for site in recording.of_kind("param.grad")]] > FINITE).any(axis=0)
+    gradients = [site.id for site in recording.of_kind("param.grad")]
+    clean = ~(table[gradients] > FINITE).any(axis=0)
     found = np.flatnonzero((table[:, sound & clean] == INFINITE).any(axis=1))
     values = np.flatnonzero((table[:, sound] == INFINITE).any(axis=1))
     forward = {int(i) for i in values if recording.sites[i].kind in ("in", "out")}
@@ -186,7 +189,9 @@ def _state_of_input(wiring: Wiring, states: States, module: ModuleSites, site: i
     state = max(int(states[source]) for source in known)
     spoiled = any(states[out] > FINITE for m in between for out in m.outs)
     unknown = any(states[source] == ABSENT for source in known) or (spoiled and state == FINITE)
-    return ABSENT if unknown else state
+    if unknown:
+        return ABSENT
+    return state
 
 
 def judged(recording: Recording) -> tuple[list[SiteInfo], list[SiteInfo]]:
@@ -209,10 +214,8 @@ def _judge(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return for each root and step whether it was hurt, and whether that is known; see Note [Recovered]."""
     roots = max((site.root for site in recording.sites), default=0) + 1
-    wrong, known = (
-        np.zeros((roots, len(steps)), dtype=bool),
-        np.zeros((roots, len(steps)), dtype=bool),
-    )
+    wrong = np.zeros((roots, len(steps)), dtype=bool)
+    known = np.zeros((roots, len(steps)), dtype=bool)
     total = np.zeros((roots, len(steps)), dtype=np.int8)
     for site in recording.of_kind(TOTAL):
         total[site.root] = table[site.id]
@@ -286,7 +289,8 @@ def _bad_steps(
     usable_steps = np.union1d(np.setdiff1d(every, steps), steps[sound])
     for column, length in zip(kept.tolist(), lengths.tolist(), strict=True):
         step = int(steps[column])
-        bad_params = frozenset(site.id for site in suspects if _bad_by(recording.rows(site), step))
+        bad = (site.id for site in suspects if _bad_by(recording.rows(site), step))
+        bad_params = frozenset(bad)
         before = usable_steps[: np.searchsorted(usable_steps, step)]
         last_sound = int(before.max(initial=-1))
         yield BadStep(

@@ -1,396 +1,426 @@
-"""The births of a recording with all evidence of each: rows, the call that was kept, the graph of the loss, the end.
-
-# Note [Kept calls]
-With ``--dump`` every value of every step is checked, while the rows of a recording cover some
-steps, and of a guarded step few sites. So if a birth lies in a step with few rows or none, the kept
-call shows it, and the rows show its consequences. If the rows of that very step name the place,
-they have more: the input, the number of bad elements, the other sites with bad values. The
-operation is known from running the kept call again.
-
-# Note [Producers]
-In the first step with a non-finite loss Kedge searches its autograd graph for the operation that
-made it. The search finds the operation and the program's line, inside modules and between them, in
-any step. If the rows of a recording name no place, or only a later one, the producer is reported
-instead; if they name the module in that very step, its operation and line are added. Then no option
-is advised, as there is nothing more to find, unless the operation is only probable.
-
-# Note [No tick past a NaN]
-The search for births follows values through rows, and a place that it cannot see gives no birth. So
-two facts are findings whatever else is known: a loss that was not finite in some step, and a
-parameter or buffer that is not finite at the end. They name what was seen, and between which steps
-it was made; not a cause.
-"""
+"""The evidence of NAN-BORN, one class for each source of it, and how it is put together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kedge.frames import SourceLine
-from kedge.rules.naming import name_at
-from kedge.rules.nonfinite.bad_steps import BadSteps, recorded_steps
+from kedge.json_input.classes import fields_as_json, left_out
+from kedge.rules.evidence import Evidence, LeadUp, said, unsaid
+from kedge.rules.naming import NAMED
+from kedge.rules.nonfinite.births import Birth, KeptCall, Producer
+from kedge.rules.nonfinite.figures import Figures, Growth, NearRange, inputs_of, lead_up
 from kedge.rules.nonfinite.search import Certainty, Place, Sighting
 from kedge.rules.recorded.losses import LOSS
-from kedge.rules.recorded.wiring import ModuleSites, Wiring, wire
-from kedge.rules.rule import Severity
-from kedge.sites.operation_names import recorded_name
-from kedge.sites.site import unescape
+from kedge.rules.recorded.wiring import wire
 from kedge.store.events import (
     BadOperation,
     DumpEvent,
     NonfiniteAtEndEvent,
-    OperationsEvent,
     PossibleProducer,
     ProducerEvent,
 )
 from kedge.store.recording import Recording
 
+#: The number of sites in the evidence that passed a value on.
+_PROPAGATORS = 12
+#: The number of tensors that are named as not finite at the end, besides the first.
+NAMED_AT_END = 4
+
+#: The kinds of values in recordings, in words.
+VALUES = {"nan": "NaN", "inf": "infinities"}
+
 
 @dataclass(frozen=True)
-class Birth:
-    """One birth of a non-finite value: what was seen of it, and what follows from that.
+class GradientStep:
+    """What is recorded of a step of which only gradients are, and of the next one.
 
     Attributes:
-        place: Where the value was made.
-        certainty: How that is known.
-        site: The text of the site that shows it first.
-        step: The step in which it does.
-        severity: How bad it is.
-        recovered: Whether the run went on with finite values.
-        sure: From 0 to 1: the share of the information about it that was recorded.
-        sighting: What the rows of a step show; None if they show no place.
-        kept: The call that ``--dump`` kept, which shows it again.
-        operation: The operation that made it, as the graph of the loss shows it.
-        exam: What was not finite at the end of the run, if nothing else shows the birth.
-        consequence: The first other birth, in whose place this one stands.
-        times: In how many steps the same was seen.
-        since: The first of these steps.
-        kept_away: Whether the optimizer never got these gradients.
-        births: The number of independent births that the rows show.
+        step: The step.
+        sound: The last sound step before it.
+        finite: Sites that were finite in it.
+        later: The first step after it with other rows.
     """
 
-    place: Place
-    certainty: Certainty
-    site: str
     step: int
-    severity: Severity
-    recovered: bool
-    sure: float
-    sighting: Sighting | None = None
-    kept: KeptCall | None = None
-    operation: Producer | None = None
-    exam: NonfiniteAtEndEvent | None = None
-    consequence: Birth | None = None
-    times: int = 1
-    since: int = 0
-    kept_away: bool = False
-    births: int = 1
-
-    @property
-    def names_operation(self) -> bool:
-        """Whether the operation that made it is known."""
-        return self.operation is not None or (self.kept is not None and bool(self.kept.operations))
-
-    @property
-    def names_call(self) -> bool:
-        """Whether the module is known in whose call, or in whose own forward, it was made."""
-        if self.place == "backward":
-            return self.certainty == "seen"
-        return self.place == "forward" and self.certainty != "unknown"
+    sound: int | None
+    finite: Sequence[str]
+    later: int | None
 
 
 @dataclass(frozen=True)
-class KeptCall:
-    """One call that ``--dump`` kept, with the event that was written with it."""
+class KeptIn:
+    """Where ``--dump`` kept a call."""
 
-    wiring: Wiring
-    event: DumpEvent
+    step: int
+    site: str
+    folder: str
 
-    @property
-    def step(self) -> int:
-        """The step of the call."""
-        return self.event.step
-
-    @property
-    def text(self) -> str:
-        """The text of the site that held the value."""
-        return self.event.site
-
-    @property
-    def path(self) -> str:
-        """The module that was called."""
-        if self.event.module is not None:
-            return self.event.module
-        owner, _, kind = self.text.rpartition(":")
-        owner = unescape(owner)
-        return owner if kind == "out" else owner.rpartition(".")[0]
-
-    @property
-    def in_backward(self) -> bool:
-        """Whether a backward made the value."""
-        return self.event.direction == "backward"
-
-    @property
-    def module(self) -> ModuleSites | None:
-        """The sites of the module, if any were watched."""
-        return self.wiring.modules.get(self.path)
-
-    @property
-    def name(self) -> str:
-        """The name of the module in a sentence."""
-        return name_at(self.path, "" if self.module is None else self.module.type)
-
-    @property
-    def operations(self) -> Sequence[BadOperation]:
-        """The operations that made the value when the call ran again, in their order."""
-        for event in self.wiring.recording.of(OperationsEvent):
-            if event.folder == self.event.folder:
-                return event.operations
-        return ()
-
-    def source(self) -> SourceLine | None:
-        """Return the program's line that calls the module."""
-        module = self.module
-        for site in () if module is None else (*module.outs, *module.ins):
-            source = self.wiring.sites[site].source
-            if source:
-                return source
-        return None
+    @classmethod
+    def of(cls, event: DumpEvent) -> KeptIn:
+        """Return the place of a kept call."""
+        return cls(event.step, event.site, event.folder)
 
 
-@dataclass(frozen=True)
-class Producer:
-    """One operation in the graph of a loss, with the event that was written when it was found."""
+@dataclass(frozen=True, kw_only=True)
+class GraphOperation:
+    """The operation that the graph of a loss shows; see `ProducerEvent`."""
 
-    event: ProducerEvent
+    operation: str | None = left_out(None)
+    node: str | None = left_out(None)
+    module: str | None = left_out(None)
+    where: str | None = left_out(None)
+    file: str | None = left_out(None)
+    line: int | None = left_out(None)
+    function: str | None = left_out(None)
+    text: str | None = left_out(None)
+    detail: str | None = left_out(None)
+    certain: bool
+    among: Sequence[PossibleProducer] = left_out(())
+    of: int = left_out(0)
 
-    @property
-    def step(self) -> int:
-        """The first step with a non-finite loss."""
-        return self.event.step
-
-    @property
-    def name(self) -> str:
-        """The name of the operation."""
-        return self.event.operation or recorded_name(self.event.node) or "an operation"
-
-    @property
-    def module(self) -> str | None:
-        """The path of the module that it lies in; empty outside of modules, None if that is not known."""
-        return self.event.module
-
-    @property
-    def among(self) -> Sequence[PossibleProducer]:
-        """The operations that may have made it, where the graph leaves several, in the order of the forward."""
-        return self.event.among
-
-    @property
-    def shows_in_gradients(self) -> bool:
-        """Whether the loss was finite: a slope made the value, or a result did that a mask hides from the loss."""
-        return self.event.where in ("backward", "hidden")
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether a mean was seen to be one of no elements; its squares may have overflowed, too."""
-        return "no elements" in (self.event.detail or "")
-
-    @property
-    def place(self) -> Place:
-        """Where the value was made."""
-        if self.event.where == "input":
-            return "entry"
-        if self.event.where == "backward":
-            return "backward"
-        return "loss" if self.module == "" else "forward"
-
-    @property
-    def certainty(self) -> Certainty:
-        """Whether the graph showed it with its inputs, or only that no other operation is likely to have made it."""
-        if self.among:
-            return "among"
-        return "seen" if self.event.certain else "inferred"
+    @classmethod
+    def of_event(cls, event: ProducerEvent) -> GraphOperation:
+        """Return the operation of an event."""
+        return cls(
+            operation=event.operation,
+            node=event.node,
+            module=event.module,
+            where=event.where,
+            file=event.file,
+            line=event.line,
+            function=event.function,
+            text=event.text,
+            detail=event.detail,
+            certain=event.certain,
+            among=event.among,
+            of=event.of,
+        )
 
 
-def with_kept_calls(
-    recording: Recording, bad_steps: BadSteps, births: Sequence[Birth]
-) -> list[Birth]:
-    """Return births, with those of kept calls added or in their place; see Note [Kept calls]."""
-    found = list(births)
-    for event in sorted(recording.of(DumpEvent), key=lambda event: event.step):
-        if any(b.kept and not b.sighting and b.severity == "error" for b in found):
-            break  # calls that other ranks kept in this step or later are consequences of that one
+@dataclass(frozen=True, kw_only=True)
+class NanBornEvidence(Evidence):
+    """What is known of a birth, from whatever source.
 
-        call = KeptCall(wire(recording), event)
-        root = 0 if call.module is None else call.module.root
-        was_sound = bad_steps.last_sound.get(root, -1) >= call.step
-        recovered = was_sound or not event.reached
+    Attributes:
+        how: Where the value was made.
+        certainty: How that is known.
+        leading: The names that are written first: of what the graph of the loss adds.
+        module: The module that made it, or holds the operation that did.
+    """
 
-        near = [
-            place
-            for place, birth in enumerate(found)
-            if _follows(recording, birth, call.step, recovered)
-        ]
-        same = [
-            place
-            for place in near
-            if found[place].step == call.step
-            and found[place].sighting is not None
-            and found[place].names_call
-        ]
-        for place in same:
-            if found[place].kept is None:
-                found[place] = replace(found[place], kept=call)
-        if not same:
-            shown = found[near[0]] if near else None
-            _put(found, near, _of_call(call, recovered, shown))
-    return found
+    how: Place = unsaid()
+    certainty: Certainty = unsaid()
+    leading: Sequence[str] = unsaid(unless=())
+    module: str | None = unsaid()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as it is written."""
+        written = fields_as_json(self)
+        written.pop("leading", None)
+        first = {name: written[name] for name in self.leading}
+        return first | written
 
 
-def _follows(recording: Recording, birth: Birth, step: int, recovered: bool) -> bool:
-    """Whether a birth is a consequence of a call in some step: no step was recorded between them, or none recovered."""
-    if birth.step < step:
-        return False
-    steps = recorded_steps(recording)
-    last = int(steps[steps < birth.step].max(initial=-1))
-    return last < step or not (recovered or birth.recovered)
+@dataclass(frozen=True, kw_only=True)
+class RowEvidence(NanBornEvidence):
+    """What the rows of a step show, and what a kept call and the graph of the loss add to it.
+
+    Attributes:
+        also: Modules that may have made it too.
+        source: The program's line that calls the module, or has the operation.
+        node: The autograd node of the value.
+        value: The kind of the value.
+        nonfinite: The number of elements that are not finite.
+        nan: The number of those that are NaN.
+        count: The number of elements.
+        near: The values next to it.
+        growth: A parameter that had grown a thousandfold.
+        propagated: The number of other sites that were not finite in that step.
+        propagators: The first of them.
+        healed: Modules that returned finite values for others.
+        before: The steps before it.
+        gradient_step: What is recorded of a step with gradients alone.
+        recovered: Whether the run went on with finite values.
+        births: The number of independent births.
+        steps: The number of steps with the same birth, if the run recovered.
+        skipped: Whether the optimizer never got the values, if the run recovered.
+        dump: Where the call was kept.
+        operation: The operation that made it.
+        operations: All operations that made it when the kept call ran again.
+    """
+
+    type: str | None = unsaid()
+    also: Sequence[str] = said("also at {}")
+    source: SourceLine | GraphOperation | None = unsaid()
+    node: str | None = unsaid()
+    value: str = said("its value is {}")
+    nonfinite: int | None = said("{} not finite")
+    nan: int | None = said("{} of them NaN")
+    count: int = said("of {} elements")
+    near: Mapping[str, NearRange] = unsaid()
+    growth: Growth | None = unsaid()
+    propagated: int = said("{} more sites not finite in that step")
+    propagators: Sequence[str] = said("not finite too: {}")
+    healed: Sequence[str] = said("finite again at {}")
+    before: LeadUp = unsaid()
+    gradient_step: GradientStep | None = unsaid(unless=None)
+    recovered: bool = said("finite again later", no="not finite again until the end")
+    births: int = said("it began at {} places", least=2)
+    steps: int | None = said("steps {}", unless=None)
+    skipped: bool | None = said("skipped: yes", no="skipped: no", unless=None)
+    dump: KeptIn | None = unsaid(unless=None)
+    operation: BadOperation | GraphOperation | None = unsaid(unless=None)
+    operations: Sequence[BadOperation] = unsaid(unless=())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as it is written: files have a word of their own for steps of which only gradients are recorded."""
+        written = super().to_json()
+        names = {"gradient_step": "guarded"}
+        return {names.get(name, name): held for name, held in written.items()}
+
+    def lead_up(self) -> LeadUp:
+        """Return the steps before the birth."""
+        return self.before
 
 
-def _of_call(call: KeptCall, recovered: bool, shown: Birth | None) -> Birth:
-    """Return the birth that only a kept call shows."""
-    module, wiring = call.module, call.wiring
-    own = () if module is None else (*module.grads, *module.outs, *module.ins)
-    is_recorded = any(site.site == call.text for site in wiring.sites)
-    certainty: Certainty = "seen"
-    if call.text.endswith(":in") and not call.in_backward:
-        certainty = "between"
-    return Birth(
-        place="backward" if call.in_backward else "forward",
-        certainty=certainty,
-        site=call.text if is_recorded or not own else wiring.text(own[0]),
-        step=call.step,
-        severity="warning" if recovered else "error",
-        recovered=recovered,
-        sure=0.95,
-        kept=call,
-        consequence=shown,
-        births=shown.births if shown else 1,
-    )
+@dataclass(frozen=True, kw_only=True)
+class CallEvidence(NanBornEvidence):
+    """What a call that ``--dump`` kept shows, where the rows show no place; see `RowEvidence`."""
+
+    type: str | None = unsaid()
+    source: SourceLine | GraphOperation | None = unsaid()
+    value: str = said("its value is {}")
+    recovered: bool = said("finite again later", no="not finite again until the end")
+    births: int = said("it began at {} places", least=2)
+    before: LeadUp = unsaid()
+    dump: KeptIn = unsaid()
+    operation: BadOperation | GraphOperation | None = unsaid(unless=None)
+    operations: Sequence[BadOperation] = unsaid(unless=())
+
+    def lead_up(self) -> LeadUp:
+        """Return the steps before the call."""
+        return self.before
 
 
-def with_producer(
-    recording: Recording, bad_steps: BadSteps, births: Sequence[Birth]
-) -> list[Birth]:
-    """Return births, with the producer of the first non-finite loss added or in their place; see Note [Producers]."""
-    found = list(births)
-    written = recording.of(ProducerEvent)
-    if not written:
-        return found
+@dataclass(frozen=True, kw_only=True)
+class GraphEvidence(NanBornEvidence):
+    """What the graph of the loss shows, where nothing else shows the place; see `RowEvidence`."""
 
-    producer = Producer(min(written, key=lambda event: event.step))
-    earlier = [birth for birth in found if birth.step < producer.step and not birth.recovered]
-    if any(birth.names_operation or birth.severity == "error" for birth in earlier):
-        return found
-
-    for place, birth in enumerate(found):
-        if birth.step == producer.step and _fits(producer, birth):
-            found[place] = replace(birth, operation=producer)
-            return found
-
-    late = [place for place, birth in enumerate(found) if birth.step >= producer.step]
-    near = [place for place in late if not found[place].recovered] or late
-    shown = found[near[0]] if near else None
-    _put(found, near, _of_producer(recording, bad_steps, producer, shown))
-    return found
+    also: Sequence[str] = said("also at {}")
+    source: GraphOperation | None = unsaid()
+    recovered: bool = said("finite again later", no="not finite again until the end")
+    births: int = said("it began at {} places", least=2)
+    operation: GraphOperation = unsaid()
 
 
-def _fits(producer: Producer, birth: Birth) -> bool:
-    """Whether an operation of the graph belongs to a birth of the same step: that names the place, or an interval around it."""
-    if birth.names_call or birth.place in ("entry", "loss"):
-        return True
-    is_interval = birth.place == "backward" and birth.certainty == "between"
-    return is_interval and producer.shows_in_gradients and producer.certainty != "seen"
+@dataclass(frozen=True, kw_only=True)
+class EndEvidence(NanBornEvidence):
+    """What was not finite in a loss or at the end, where nothing shows the place.
+
+    Attributes:
+        also: Other tensors that were not finite at the end.
+        recovered: Whether the run went on with finite values.
+        births: The number of independent births.
+        nan: The number of elements of the tensor that are NaN.
+        inf: The number of those that are infinite.
+    """
+
+    also: Sequence[str] = said("also at {}")
+    recovered: bool = said("finite again later", no="not finite again until the end")
+    births: int = said("it began at {} places", least=2)
+    nan: int | None = said("{} of them NaN", unless=None)
+    inf: int | None = said("inf: {}", unless=None)
 
 
-def _of_producer(
-    recording: Recording, bad_steps: BadSteps, producer: Producer, shown: Birth | None
-) -> Birth:
-    """Return the birth that only the graph of the loss shows."""
-    wiring = wire(recording)
-    losses = [loss.site for loss in recording.of_kind(LOSS)] or ["loss"]
-    site = producer.event.loss
-    if site not in losses:
-        site = losses[0]
-    module = wiring.modules.get(producer.module or "")
-    if producer.module and module is not None and module.outs:
-        site = wiring.text(module.outs[0])
+def evidence_of(recording: Recording, birth: Birth, *, graph_adds: bool) -> NanBornEvidence:
+    """Return the evidence of a birth.
 
-    recovered = max(bad_steps.last_sound.values(), default=-1) > producer.step
-    for bad_step in bad_steps.steps:
-        if bad_step.step == producer.step:
-            recovered = bad_steps.recovered(recording, bad_step)
-    return Birth(
-        place=producer.place,
-        certainty=producer.certainty,
-        site=site,
-        step=producer.step,
-        severity="warning" if recovered else "error",
-        recovered=recovered,
-        sure=0.95 if producer.certainty == "seen" else 0.7,
-        operation=producer,
-        consequence=shown,
-        births=shown.births if shown else 1,
-    )
-
-
-def _put(found: list[Birth], near: Sequence[int], birth: Birth) -> None:
-    """Put a birth in the place of the first of some others; at the beginning if there are none."""
-    if near:
-        found[near[0]] = birth
+    Args:
+        recording: The recording.
+        birth: The birth.
+        graph_adds: Whether the message has words about what the graph of the loss shows, besides
+            those about the rows or the kept call.
+    """
+    found: RowEvidence | CallEvidence
+    if birth.sighting is not None:
+        found = _of_rows(recording, birth, birth.sighting)
+        if birth.kept is not None:
+            found = replace(found, dump=KeptIn.of(birth.kept.event))
+    elif birth.kept is not None:
+        found = _of_call(recording, birth, birth.kept)
+    elif birth.operation is not None:
+        return _of_graph(birth, birth.operation)
     else:
-        found.insert(0, birth)
+        return _of_end(birth)
 
+    made: Sequence[BadOperation] = ()
+    if birth.kept is not None:
+        made = birth.kept.operations
+    if made:
+        found = replace(found, operation=made[0], operations=made)
+    if birth.operation is None:
+        return found
+    if birth.operation.place == "entry" and birth.place != "entry":
+        # The rows show what went in finite, and the graph only what a cast made of it.
+        return found
 
-def with_end(recording: Recording, births: Sequence[Birth]) -> list[Birth]:
-    """Return births, with those of Note [No tick past a NaN] that no other one explains."""
-    found = list(births)
-    bad = []
-    for site in recording.of_kind(LOSS):
-        rows = recording.rows(site)
-        bad += [(int(step), site.id) for step in rows.step[~rows.clean][:1]]
-    if bad:
-        step, lost = min(bad)
-        if not any(birth.step <= step for birth in found):
-            rows = recording.rows(recording.sites[lost])
-            found.append(
-                Birth(
-                    place="loss",
-                    certainty="unknown",
-                    site=recording.sites[lost].site,
-                    step=step,
-                    severity="error",
-                    recovered=bool(rows.clean[-1]),
-                    sure=0.9,
-                    times=int((~rows.clean).sum()),
-                )
-            )
-
-    is_explained = any(birth.severity == "error" and not birth.recovered for birth in found)
-    exams = [event for event in recording.of(NonfiniteAtEndEvent) if event.tensors]
-    if exams and not is_explained:
-        found.append(_of_exam(exams[0]))
+    shown = GraphOperation.of_event(birth.operation.event)
+    if shown.file:
+        found = replace(found, leading=("operation", "source"))
+    else:
+        found = replace(found, leading=("operation",))
+    if graph_adds or not made:
+        found = replace(found, operation=shown)
+    if graph_adds and shown.file:
+        found = replace(found, source=shown)
     return found
 
 
-def _of_exam(event: NonfiniteAtEndEvent) -> Birth:
-    """Return the birth of the worst of the tensors that were not finite at the end."""
-    path, is_param = event.worst.path, event.worst.of == "param"
-    return Birth(
-        place="unseen",
-        certainty="unknown",
-        site=f"{path}:param" if is_param else path,
-        step=event.step,
-        severity="error" if is_param or event.worst.nan else "warning",
-        recovered=False,
-        sure=1.0,
-        exam=event,
+def _of_rows(recording: Recording, birth: Birth, sighting: Sighting) -> RowEvidence:
+    wiring = wire(recording)
+    figures = Figures(wiring, sighting)
+    bad_step, text = sighting.bad_step, wiring.text
+    row, module = figures.row(), sighting.module
+    healed = [
+        text(each.outs[0])
+        for each in wiring
+        if bad_step.nonfinite(each.ins) and bad_step.are_finite(each.outs)
+    ]
+
+    bad = bad_step.nonfinite(range(len(wiring.sites)))
+    others = [wiring.sites[site] for site in bad if site != sighting.site]
+    # As values flow: forward before backward, then in the order of their first firing.
+    others.sort(key=lambda site: (site.kind not in ("in", "out"), site.id))
+    path = kind = None
+    if module is not None:
+        path, kind = module.path, module.type
+    node = figures.site.node
+    if figures.site.kind == LOSS:
+        node = figures.node()
+    gradient_step = None
+    if sighting.shown_first or sighting.is_of_gradients:
+        gradient_step = _gradient_step(sighting, text)
+    steps = skipped = None
+    if birth.recovered:
+        steps, skipped = birth.times, birth.kept_away
+    return RowEvidence(
+        how=birth.place,
+        certainty=birth.certainty,
+        module=path,
+        type=kind,
+        also=[other.path for other in sighting.also],
+        source=figures.source(),
+        node=node,
+        value=figures.kind(),
+        nonfinite=row.nonfinite,
+        nan=row.nan,
+        count=row.count,
+        near={text(site): figures.near(site) for site in sighting.near[:NAMED]},
+        growth=figures.growth(),
+        propagated=len(others),
+        propagators=[other.site for other in others[:_PROPAGATORS]],
+        healed=healed[:NAMED],
+        before=figures.before(),
+        gradient_step=gradient_step,
+        recovered=birth.recovered,
+        births=birth.births,
+        steps=steps,
+        skipped=skipped,
     )
+
+
+def _gradient_step(sighting: Sighting, text: Callable[[int], str]) -> GradientStep:
+    """Return what is recorded of the step of which only gradients are, and of the next one."""
+    first = sighting.bad_step
+    later = sighting.later
+    near = sighting.near
+    if sighting.shown_first:
+        first = sighting.shown_first
+        later = sighting.bad_step
+        near = ()
+    sound = None
+    if first.last_sound >= 0:
+        sound = first.last_sound
+    later_step = None
+    if later is not None:
+        later_step = later.step
+    return GradientStep(
+        step=first.step,
+        sound=sound,
+        finite=[text(site) for site in near[:NAMED]],
+        later=later_step,
+    )
+
+
+def _of_call(recording: Recording, birth: Birth, call: KeptCall) -> CallEvidence:
+    module = call.module
+    kind = None
+    inputs: list[int] = []
+    if module is not None:
+        kind = module.type
+        inputs = inputs_of(call.wiring, module)
+    before = LeadUp()
+    for site in recording.sites:
+        if site.site == birth.site:
+            before = lead_up(call.wiring, call.step, [site.id, *inputs])
+    return CallEvidence(
+        how=birth.place,
+        certainty=birth.certainty,
+        module=call.path,
+        type=kind,
+        source=call.source(),
+        value=value_of(call),
+        recovered=birth.recovered,
+        births=birth.births,
+        before=before,
+        dump=KeptIn.of(call.event),
+    )
+
+
+def value_of(call: KeptCall) -> str:
+    """Return the kind of a kept call's value in words."""
+    return VALUES.get(call.event.value or "", "non-finite values")
+
+
+def _of_graph(birth: Birth, producer: Producer) -> GraphEvidence:
+    shown = GraphOperation.of_event(producer.event)
+    source = None
+    if shown.file:
+        source = shown
+    return GraphEvidence(
+        how=birth.place,
+        certainty=birth.certainty,
+        module=producer.module or None,
+        also=[],
+        source=source,
+        recovered=birth.recovered,
+        births=birth.births,
+        operation=shown,
+    )
+
+
+def _of_end(birth: Birth) -> EndEvidence:
+    also: list[str] = []
+    nan = inf = None
+    if birth.exam is not None:
+        also = others_at_end(birth.exam)
+        nan, inf = birth.exam.worst.nan, birth.exam.worst.inf
+    return EndEvidence(
+        how=birth.place,
+        certainty=birth.certainty,
+        module=None,
+        also=also,
+        recovered=birth.recovered,
+        births=birth.births,
+        nan=nan,
+        inf=inf,
+    )
+
+
+def others_at_end(exam: NonfiniteAtEndEvent) -> list[str]:
+    """Return the first of the tensors that were not finite at the end, besides the worst."""
+    others = [tensor for tensor in exam.tensors if tensor is not exam.worst]
+    return [tensor.path for tensor in others[:NAMED_AT_END]]

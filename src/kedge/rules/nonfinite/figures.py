@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kedge.frames import SourceLine
+from kedge.json_input.classes import left_out
+from kedge.rules.evidence import LeadUp, SiteCourse
 from kedge.rules.naming import name_of, plain
 from kedge.rules.nonfinite.bad_steps import (
     FINITE,
@@ -45,6 +46,67 @@ _STEPS, _SITES = 16, 4
 _STATES = {FINITE: "finite", INFINITE: "inf", NAN: "nan"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class NearRange:
+    """The values of a site next to a birth; what is not known is left out.
+
+    Attributes:
+        step: The last step in which they were measured in full.
+        min: The smallest of them in that step.
+        max: The largest.
+        rms: Their root mean square.
+        now: That in the step of the birth, if it is another one.
+    """
+
+    step: int | None = left_out(None)
+    min: float | None = left_out(None)
+    max: float | None = left_out(None)
+    rms: float | None = left_out(None)
+    now: float | None = left_out(None)
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude; 0 if none is known."""
+        known = (self.min, self.max, self.rms, self.now)
+        return max((abs(size) for size in known if size is not None), default=0.0)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A parameter that grew far.
+
+    Attributes:
+        site: Its site.
+        first: The first step in which its size is known.
+        was: Its size there.
+        step: The last such step before the birth.
+        now: Its size there; None if it is infinite.
+        ratio: Its size there in units of the first; None if it is infinite.
+        words: Its size there in words.
+    """
+
+    site: str
+    first: int
+    was: float | None
+    step: int
+    now: float | None
+    ratio: float | None
+    words: str
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The measured figures of one row; None where they were not measured or are not finite."""
+
+    step: int
+    min: float | None
+    max: float | None
+    rms: float | None
+    nonfinite: int | None
+    nan: int | None
+    count: int
+
+
 @dataclass(frozen=True)
 class Figures:
     """The figures and names of one birth in the step that shows it."""
@@ -69,7 +131,9 @@ class Figures:
     def name(self) -> str:
         """The name of the module that made the value, or that holds the operation that did."""
         module = self.sighting.module
-        return "the program" if module is None else name_of(module)
+        if module is None:
+            return "the program"
+        return name_of(module)
 
     @property
     def dtype(self) -> str:
@@ -99,7 +163,9 @@ class Figures:
         if site.kind == LOSS:
             return maker_at(self._recording, site, self._step)[0]
         if sighting.place == "forward" and sighting.certainty == "between":
-            return None if site.kind.startswith("out") else site.node
+            if site.kind.startswith("out"):
+                return None
+            return site.node
         module = sighting.module
         if module is None or sighting.bad_step.full:
             return site.node
@@ -108,7 +174,9 @@ class Figures:
         sources = [source for source in module.sources if source is not None]
         given = {self.wiring.sites[source].node for source in sources}
         is_other = site.node in given or self.wiring.returned(module) is not None
-        return None if is_other else site.node
+        if is_other:
+            return None
+        return site.node
 
     def unmeasured(self) -> list[ModuleSites]:
         """Return the modules inside that of the birth whose output has no row, as in a step that is not measured."""
@@ -125,14 +193,16 @@ class Figures:
     def value(self) -> str:
         """Return the kind of the value, and the number of elements that have it."""
         row = self.row()
-        kind, count = self.kind(), row["count"]
-        if not row["nonfinite"]:
+        kind, count = self.kind(), row.count
+        if not row.nonfinite:
             return kind
-        infinite = row["nonfinite"] - row["nan"] if row["nan"] else 0
+        infinite = 0
+        if row.nan:
+            infinite = row.nonfinite - row.nan
         if not infinite:
-            return f"{kind} ({row['nonfinite']} of {count} elements)"
+            return f"{kind} ({row.nonfinite} of {count} elements)"
         beside = "an infinity" if infinite == 1 else f"{infinite} infinities"
-        return f"{kind} ({row['nan']} of {count} elements, beside {beside})"
+        return f"{kind} ({row.nan} of {count} elements, beside {beside})"
 
     def kind(self) -> str:
         """Return the kind of the value in words: NaN, inf, -inf."""
@@ -149,23 +219,26 @@ class Figures:
             return "-inf"
         if above:
             return "inf"
-        return "infinities" if rows.nonfinite[at] > 0 else "an infinite norm"
+        if rows.nonfinite[at] > 0:
+            return "infinities"
+        return "an infinite norm"
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> _Row:
         """Return the figures of the site in the step, or in the last one before it."""
         rows = self._rows(self.sighting.site)
         return _row(rows, _latest(rows, self._step))
 
-    def near(self, site: int) -> dict[str, Any]:
+    def near(self, site: int) -> NearRange:
         """Return the range of a site's values when they were last measured in full, and their rms in this step."""
         rows = self._rows(site)
         full = np.flatnonzero((rows.level == FULL) & (rows.step <= self._step))
-        row = _row(rows, int(full[-1])) if len(full) else {}
-        names = ("step", "min", "max", "rms")
-        figures = {name: row[name] for name in names if row.get(name) is not None}
+        figures = NearRange()
+        if len(full):
+            row = _row(rows, int(full[-1]))
+            figures = NearRange(step=row.step, min=row.min, max=row.max, rms=row.rms)
         now = _finite_rms(rows, self._step)
-        if now is not None and figures.get("step") != self._step:
-            figures["now"] = plain(now)
+        if now is not None and figures.step != self._step:
+            return replace(figures, now=plain(now))
         return figures
 
     def largest(self) -> float:
@@ -173,10 +246,7 @@ class Figures:
         return self._largest_of(self.sighting.near)
 
     def _largest_of(self, sites: Iterable[int]) -> float:
-        sizes = [0.0]
-        for figures in map(self.near, sites):
-            sizes += [abs(size) for name, size in figures.items() if name != "step"]
-        return max(sizes)
+        return max((self.near(site).largest for site in sites), default=0.0)
 
     def weights(self) -> float:
         """Return a bound on the magnitude of the parameters of the module that made it; 0 if one of them is not known."""
@@ -184,7 +254,9 @@ class Figures:
         module = self.sighting.module
         for site in () if module is None else module.params:
             rows = self._rows(site)
-            norm = np.sqrt(rows.sumsq[_latest(rows, self._step)]) if len(rows) else 0.0
+            norm = 0.0
+            if len(rows):
+                norm = np.sqrt(rows.sumsq[_latest(rows, self._step)])
             if not 0 < norm < np.inf:
                 return 0.0
             norms.append(float(norm))
@@ -210,11 +282,13 @@ class Figures:
         sizes: list[float | None] = []
         for kind in ("param", "param.grad"):
             same = [s for s in self._recording.of_kind(kind) if s.path == self.site.path]
-            rows = self._recording.rows(same[0]) if same else None
-            sizes.append(None if rows is None else _finite_rms(rows, self._step))
+            size = None
+            if same:
+                size = _finite_rms(self._recording.rows(same[0]), self._step)
+            sizes.append(size)
         return sizes
 
-    def growth(self) -> dict[str, Any] | None:
+    def growth(self) -> Growth | None:
         """Return the figures of the parameter of the same root that grew most; None if none grew far.
 
         For a step of which only gradients are recorded, the next one with other rows counts too.
@@ -223,13 +297,14 @@ class Figures:
         until = (self.sighting.later or self.sighting.bad_step).step
         params = [site for site in self._recording.of_kind("param") if site.root == root]
         grown = [growth for site in params if (growth := _growth(self._recording, site, until))]
-        return max(grown, key=lambda growth: growth["ratio"] or np.inf, default=None)
+        return max(grown, key=lambda growth: growth.ratio or np.inf, default=None)
 
-    def before(self) -> dict[str, Any]:
+    def before(self) -> LeadUp:
         """Return the steps before the birth, for its site and the inputs of its module; see `lead_up`."""
         sighting = self.sighting
         inputs = list(sighting.near)
-        if sighting.place == "forward" and sighting.certainty != "between" and sighting.module:
+        is_own = sighting.place == "forward" and sighting.certainty != "between"
+        if is_own and sighting.module:
             inputs = inputs_of(self.wiring, sighting.module) or inputs
         return lead_up(self.wiring, self._step, [sighting.site, *inputs])
 
@@ -240,33 +315,34 @@ def inputs_of(wiring: Wiring, module: ModuleSites) -> list[int]:
     for entry in module.ins:
         sources = wiring.sites[entry].sources
         known = [source for source in sources if source is not None]
-        is_known = bool(known) and len(known) == len(sources)
-        found += known if is_known else [entry]
+        if known and len(known) == len(sources):
+            found += known
+        else:
+            found.append(entry)
     return found
 
 
-def lead_up(wiring: Wiring, step: int, sites: Iterable[int]) -> dict[str, Any]:
-    """Return the last recorded steps up to one, with the figures of some sites in each.
-
-    Returns:
-        ``steps``, and under ``sites`` for each site ``rms``, ``absmax`` and ``state``: one entry a
-        step, None where nothing was measured; a state is "finite", "inf" or "nan".
-    """
+def lead_up(wiring: Wiring, step: int, sites: Iterable[int]) -> LeadUp:
+    """Return the last recorded steps up to one, with the figures of some sites in each."""
     steps = recorded_steps(wiring.recording)
     steps = steps[steps <= step][-_STEPS:]
     courses = {}
     for site in list(dict.fromkeys(sites))[:_SITES]:
         rows = wiring.recording.rows(wiring.sites[site])
         states = states_of(rows)
-        sizes = {name: rows.statistic(name) for name in ("rms", "absmax")}
-        course: dict[str, list[Any]] = {"rms": [], "absmax": [], "state": []}
-        for each in steps:
+        sizes = rows.statistic("rms")
+        largest = rows.statistic("absmax")
+        rms: list[float | None] = [None] * len(steps)
+        absmax: list[float | None] = [None] * len(steps)
+        state: list[str | None] = [None] * len(steps)
+        for place, each in enumerate(steps):
             at = _at(rows, each)
-            for name, values in sizes.items():
-                course[name].append(None if at is None else plain(values[at]))
-            course["state"].append(None if at is None else _STATES[int(states[at])])
-        courses[wiring.text(site)] = course
-    return {"steps": steps.tolist(), "sites": courses}
+            if at is not None:
+                rms[place] = plain(sizes[at])
+                absmax[place] = plain(largest[at])
+                state[place] = _STATES[int(states[at])]
+        courses[wiring.text(site)] = SiteCourse(rms, absmax, state)
+    return LeadUp(steps.tolist(), courses)
 
 
 def risen_gradients(recording: Recording, step: int) -> tuple[float, float, int] | None:
@@ -298,25 +374,30 @@ def long_step(recording: Recording, step: int) -> tuple[str, float, int] | None:
         if size and change is not None:
             found.append((change / size, param.path))
     ratio, path = max(found, default=(0.0, ""))
-    return (path, ratio, last) if ratio > _LONG else None
+    if ratio > _LONG:
+        return (path, ratio, last)
+    return None
 
 
-def _growth(recording: Recording, site: SiteInfo, step: int) -> dict[str, Any] | None:
+def _growth(recording: Recording, site: SiteInfo, step: int) -> Growth | None:
     """Return the growth of a parameter since its first row; squares beyond float32 count as infinitely large."""
     rows = recording.rows(site)
     until = np.flatnonzero((rows.step <= step) & usable(rows))
     size = rows.statistic("rms")[until]
     if len(size) < 2 or not _SMALL < size[0] < np.inf or not size[-1] > _GROWN * size[0]:
         return None
-    return {
-        "site": site.site,
-        "first": int(rows.step[until[0]]),
-        "was": plain(size[0]),
-        "step": int(rows.step[until[-1]]),
-        "now": plain(size[-1]),
-        "ratio": plain(size[-1] / size[0]),
-        "words": f"{size[-1]:.2g}" if np.isfinite(size[-1]) else "more than 1e19",
-    }
+    words = "more than 1e19"
+    if np.isfinite(size[-1]):
+        words = f"{size[-1]:.2g}"
+    return Growth(
+        site=site.site,
+        first=int(rows.step[until[0]]),
+        was=plain(size[0]),
+        step=int(rows.step[until[-1]]),
+        now=plain(size[-1]),
+        ratio=plain(size[-1] / size[0]),
+        words=words,
+    )
 
 
 def _latest(rows: Rows, step: int) -> int:
@@ -327,22 +408,34 @@ def _latest(rows: Rows, step: int) -> int:
 def _at(rows: Rows, step: int) -> int | None:
     """Return the index of the row of a step; None if there is none."""
     found = np.flatnonzero(rows.step == step)
-    return int(found[0]) if len(found) else None
+    if not len(found):
+        return None
+    return int(found[0])
 
 
-def _row(rows: Rows, at: int) -> dict[str, Any]:
-    """Return the measured figures of one row as plain JSON values."""
-    figures: dict[str, Any] = {"step": int(rows.step[at])}
-    for name in ("min", "max", "rms"):
-        figures[name] = plain(rows.statistic(name)[at])
-    for name, counts in (("nonfinite", rows.nonfinite), ("nan", rows.nan)):
-        figures[name] = int(counts[at]) if counts[at] >= 0 else None
-    figures["count"] = int(rows.count[at])
-    return figures
+def _row(rows: Rows, at: int) -> _Row:
+    return _Row(
+        step=int(rows.step[at]),
+        min=plain(rows.statistic("min")[at]),
+        max=plain(rows.statistic("max")[at]),
+        rms=plain(rows.statistic("rms")[at]),
+        nonfinite=_counted(rows.nonfinite[at]),
+        nan=_counted(rows.nan[at]),
+        count=int(rows.count[at]),
+    )
+
+
+def _counted(number: np.integer) -> int | None:
+    """Return a count; None if it was not counted."""
+    if number < 0:
+        return None
+    return int(number)
 
 
 def _finite_rms(rows: Rows, step: int) -> float | None:
     """Return the rms of the row of one step; None if there is none, or if it is not finite."""
     at = _at(rows, step)
     size = None if at is None else float(rows.statistic("rms")[at])
-    return size if size is not None and np.isfinite(size) else None
+    if size is not None and np.isfinite(size):
+        return size
+    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -18,11 +18,12 @@ from kedge.rules.nonfinite.bad_steps import (
     infer_states,
     judged,
 )
-from kedge.rules.nonfinite.evidence import Birth, with_end, with_kept_calls, with_producer
+from kedge.rules.nonfinite.births import Birth, with_end, with_kept_calls, with_producer
+from kedge.rules.nonfinite.evidence import RowEvidence
 from kedge.rules.nonfinite.search import Search, Sighting
 from kedge.rules.nonfinite.wording import finding
 from kedge.rules.recorded.wiring import Wiring, wire
-from kedge.rules.rule import SEVERITIES, Finding, Lack, Rule, Severity, Words
+from kedge.rules.rule import SEVERITIES, Finding, Lack, Rule, Severity
 from kedge.store.recording import Recording
 
 #: The share of the certainty about a step that holds for the guarded step before it.
@@ -119,23 +120,6 @@ class NanBorn(Rule):
     name: ClassVar[str] = "a NaN or an infinity was made here"
     severity: ClassVar[Severity] = "error"
     ends_training: ClassVar[bool] = True
-    words: ClassVar[Words] = {
-        "also": "also at {}",
-        "certainty": "",
-        "count": "of {} elements",
-        "healed": "finite again at {}",
-        "how": "",
-        "module": "",
-        "nan": "{} of them NaN",
-        "node": "",
-        "nonfinite": "{} not finite",
-        "operation": "operation {}",
-        "propagated": "{} more sites not finite in that step",
-        "propagators": "not finite too: {}",
-        "recovered": ("finite again later", "not finite again until the end"),
-        "type": "",
-        "value": "its value is {}",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Return one finding for every independent birth."""
@@ -149,7 +133,20 @@ class NanBorn(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of any recorded step; a single one can be judged."""
         recorded = any(len(recording.rows(site)) for site in recording.sites)
-        return None if recorded else Lack(self.code, "recorded step", 0, 1)
+        if recorded:
+            return None
+        return Lack(self.code, "recorded step", 0, 1)
+
+    def drawn(
+        self,
+        recording: Recording,  # noqa: ARG002 - the evidence says it
+        finding: Finding,
+    ) -> Sequence[str]:
+        """Return the site, and those with finite values next to it."""
+        evidence = finding.evidence
+        if not isinstance(evidence, RowEvidence):
+            return [finding.site]
+        return [finding.site, *evidence.near]
 
 
 def _births(recording: Recording, bad_steps: BadSteps) -> list[Birth]:
@@ -245,31 +242,43 @@ def _severity(recording: Recording, sighting: Sighting, recovered: bool) -> Seve
     gradients, returned = judged(recording)
     gradient_sites = [site.id for site in gradients]
     if sighting.shown_first is not None:
-        return "warning" if recovered else "error"
+        if recovered:
+            return "warning"
+        return "error"
     if place == "loss":
         # With finite gradients the optimizer has trained on such a loss, and nothing else of the
         # run shows it. Those of a pass whose step a scaler has skipped are known at the outputs
         # alone.
         outputs = [site.id for site in recording.of_kind("out.grad")]
         is_spoiled = bad_step.are_finite([*gradient_sites, *outputs]) is False
-        return "warning" if recovered and is_spoiled else "error"
+        if recovered and is_spoiled:
+            return "warning"
+        return "error"
     if place in ("written", "optimizer", "parameter", "unseen"):
-        return "warning" if recovered else "error"
+        if recovered:
+            return "warning"
+        return "error"
     if place == "backward":
         is_half = any(site.dtype == "float16" for site in recording.sites)
         if recovered or (is_half and not _stepped(recording, bad_step)):
-            return "info" if is_half else "warning"
+            if is_half:
+                return "info"
+            return "warning"
         return "error"
 
     if (bad_step.states == NAN).any():
-        return "warning" if bad_step.sound else "error"
+        if bad_step.sound:
+            return "warning"
+        return "error"
     if bad_step.sound:
         return None
     reached = bad_step.nonfinite([*gradient_sites, *(site.id for site in returned)])
     if not reached:
         return "info"
     is_trained = bad_step.are_finite(gradient_sites) is not None
-    return "error" if is_trained or _above(recording, bad_step, reached) else "warning"
+    if is_trained or _above(recording, bad_step, reached):
+        return "error"
+    return "warning"
 
 
 def _stepped(recording: Recording, bad_step: BadStep) -> bool:

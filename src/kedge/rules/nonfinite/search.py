@@ -134,7 +134,9 @@ class Search:
             return forward
 
         other = self._written() or self._in_parameter() or self._in_update()
-        return [other] if other else []
+        if not other:
+            return []
+        return [other]
 
     # The forward
 
@@ -171,8 +173,10 @@ class Search:
         if self.bad_step.bad_params or self._bad_before(module):
             return None
         start = self.wiring.start(module)
-        seen = [m for m in self.wiring if m.position < start and self.bad_step.are_finite(m.outs)]
-        last = seen[-1].outs[:1] if seen else ()
+        last: tuple[int, ...] = ()
+        for each in self.wiring:
+            if each.position < start and self.bad_step.are_finite(each.outs):
+                last = each.outs[:1]
         if module.path in self.wiring.heads:
             return self._sighting("entry", "seen", bad[0], None, last, 0.9)
         return self._sighting("forward", "between", bad[0], holder, last, 0.8)
@@ -181,7 +185,9 @@ class Search:
         """Return the birth of a module's output; None if it was not made there."""
         bad = self.bad_step.nonfinite(module.outs)
         inner = self.wiring.inside(module)
-        if not bad or self.bad_step.nonfinite(site for m in inner for site in (*m.ins, *m.outs)):
+        if not bad:
+            return None
+        if self.bad_step.nonfinite(site for m in inner for site in (*m.ins, *m.outs)):
             return None
         params = [site for m in (module, *inner) for site in m.params]
         if not self.bad_step.bad_params.isdisjoint(params):
@@ -207,7 +213,9 @@ class Search:
         inferred = self.bad_step.inferred.intersection(module.ins)
         if inferred:
             holder = next(iter(self.wiring.ancestors(module)), None)
-            sources = {source for entry in inferred for source in self.wiring.sites[entry].sources}
+            sources: set[int | None] = set()
+            for entry in inferred:
+                sources.update(self.wiring.sites[entry].sources)
             known = sorted(source for source in sources if source is not None)
             return self._sighting("forward", "between", site, holder, known, 0.8)
         spoiled = self.bad_step.nonfinite(module.param_grads)
@@ -219,8 +227,12 @@ class Search:
         """Return how sure it is that a module's inputs were finite; None if they were not."""
         finite = self.bad_step.are_finite(module.ins)
         if finite is not None:
-            sure = 1.0 if self.bad_step.full else 0.9
-            return sure if finite else None
+            sure = 0.9
+            if self.bad_step.full:
+                sure = 1.0
+            if not finite:
+                return None
+            return sure
 
         known = [source for source in module.sources if source is not None]
         seen = bool(known) and all(self.bad_step.states[source] == FINITE for source in known)
@@ -228,7 +240,9 @@ class Search:
         after = max(known) if complete else -1
         if self.bad_step.nonfinite(known) or self._bad_before(module, after):
             return None
-        return 0.9 if complete else 0.7
+        if complete:
+            return 0.9
+        return 0.7
 
     def _bad_before(self, module: ModuleSites, after: int = -1) -> bool:
         """Whether an output was not finite before a module was entered, and after some place in the flow."""
@@ -267,7 +281,9 @@ class Search:
         inner = max(spoiled, key=lambda m: m.position, default=None)
         if inner and (last is None or inner.position > last.position):
             return self._of_parameter(inner)
-        return self._of_output(last) if last else None
+        if not last:
+            return None
+        return self._of_output(last)
 
     def _of_parameter(self, module: ModuleSites) -> Sighting:
         """Return the birth of a parameter's gradient, in a module whose output's gradient was finite or is not recorded."""
@@ -309,7 +325,9 @@ class Search:
         suspects = [m for m in able if not self._cannot_overflow_backward(m)]
         holders = self._operating_beside(same, users)
         if not suspects:
-            sure = 0.8 if holders else 0.6
+            sure = 0.6
+            if holders:
+                sure = 0.8
             holder = next(iter(holders or self.wiring.ancestors(same)), None)
             return self._sighting(
                 "backward", "inferred", site, holder, near, sure, cleared=tuple(able)
@@ -403,7 +421,9 @@ class Search:
         for entry in (sites[site] for site in module.ins if None in sites[site].sources):
             # Of several input values only the first one's node is recorded, so that of the unknown
             # one is not known.
-            if len(entry.sources) > 1 or (entry.node is not None and entry.node not in given):
+            if len(entry.sources) > 1:
+                return True
+            if entry.node is not None and entry.node not in given:
                 return True
         return False
 
@@ -516,8 +536,10 @@ class Search:
         """Whether it holds for a forward whose input had the recorded figures, or those of the outputs that it usually is."""
         entries: set[int | None] = set()
         for site in module.ins:
-            is_inferred = site in self.bad_step.inferred
-            entries.update(self.wiring.sites[site].sources if is_inferred else (site,))
+            if site in self.bad_step.inferred:
+                entries.update(self.wiring.sites[site].sources)
+            else:
+                entries.add(site)
         given = [site for site in entries if site is not None]
         if not given or None in entries:
             return False
@@ -545,7 +567,9 @@ class Search:
         rows = self.wiring.recording.rows(self.wiring.sites[site])
         at = np.flatnonzero(rows.step == self.bad_step.step)
         size = math.sqrt(rows.sumsq[at[0]]) if len(at) else math.inf
-        return size if math.isfinite(size) else math.inf
+        if math.isfinite(size):
+            return size
+        return math.inf
 
     # Sites
 

@@ -1,13 +1,11 @@
-"""The words for births: the message, the evidence and the remedy of each finding."""
+"""The words for births: the message and the remedy of each finding."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
 
-from kedge.json_input.classes import as_json
 from kedge.rules.command import again, uncompiled, with_dump_on
 from kedge.rules.naming import NAMED, line_of, name_of, quoted
 from kedge.rules.nonfinite.advice import (
@@ -17,12 +15,17 @@ from kedge.rules.nonfinite.advice import (
     range_advice,
 )
 from kedge.rules.nonfinite.bad_steps import ABSENT, FINITE, BadStep
-from kedge.rules.nonfinite.evidence import Birth, KeptCall, Producer
+from kedge.rules.nonfinite.births import Birth, KeptCall, Producer
+from kedge.rules.nonfinite.evidence import (
+    NAMED_AT_END,
+    VALUES,
+    evidence_of,
+    others_at_end,
+    value_of,
+)
 from kedge.rules.nonfinite.figures import (
     VAST,
     Figures,
-    inputs_of,
-    lead_up,
     long_step,
     risen_gradients,
 )
@@ -33,13 +36,8 @@ from kedge.rules.rule import Finding
 from kedge.short_text import counted, listed
 from kedge.shown_text import typed
 from kedge.sites.operation_names import recorded_name
-from kedge.store.events import DumpEvent, NonfiniteAtEndEvent
+from kedge.store.events import DumpEvent
 from kedge.store.recording import Recording
-
-#: The number of sites in the evidence that passed a value on.
-_PROPAGATORS = 12
-#: The number of tensors that are named as not finite at the end, besides the first.
-_TENSORS = 4
 
 _FIRST = "{site} was the first to contain {value}, at step {step}; "
 _GRADIENT = "{site} was the first gradient to contain {value}, at step {step}; "
@@ -48,173 +46,181 @@ _GRADIENT = "{site} was the first gradient to contain {value}, at step {step}; "
 _SENTENCES = {
     ("forward", "seen"): _FIRST + "its {parts}.",
     ("forward", "inferred"): _FIRST
-    + "the modules inside it returned finite values, so an operation in its own forward made "
-    "it{operation}.",
-    ("forward", "between"): "{site} was the first to contain {value}, at step {step}, although "
-    "{near} before it was finite: an operation in the forward of {name} made it, outside any "
-    "watched module{operation}.",
+    + "the modules inside it returned finite values, so an operation in its own "
+    "forward made it{operation}.",
+    ("forward", "between"): "{site} was the first to contain {value}, at step "
+    "{step}, although {near} before it was finite: an operation in the forward of "
+    "{name} made it, outside any watched module{operation}.",
     ("forward", "unknown"): _FIRST
-    + "its input contained it too, or was not watched, so the call or operation that made it is "
-    "not known.",
-    ("entry", "seen"): "{site} was the first to contain {value}, at step {step}: it came from "
-    "outside the model, with the batch or from a computation of the program before this "
-    "call{operation}.",
-    ("parameter", "inferred"): "{site} contained {value} already when the forward of step {step} "
-    "used it, and nothing was recorded before: it came from the initialisation or a checkpoint, or "
-    "from a step without records.",
-    ("optimizer", "between"): "{site} contained {value} when the forward of step {step} used it, "
-    "and all was finite in step {before}: the optimizer's step between the two made it, or the "
-    "program's own code wrote it.",
+    + "its input contained it too, or was not watched, so the call or operation that "
+    "made it is not known.",
+    ("entry", "seen"): "{site} was the first to contain {value}, at step {step}: it "
+    "came from outside the model, with the batch or from a computation of the "
+    "program before this call{operation}.",
+    ("parameter", "inferred"): "{site} contained {value} already when the forward of "
+    "step {step} used it, and nothing was recorded before: it came from the "
+    "initialisation or a checkpoint, or from a step without records.",
+    ("optimizer", "between"): "{site} contained {value} when the forward of step "
+    "{step} used it, and all was finite in step {before}: the optimizer's step "
+    "between the two made it, or the program's own code wrote it.",
     ("optimizer", "seen"): _FIRST
     + "the parameter and its gradient were finite, so the optimizer's step made it.",
     ("optimizer", "among"): _FIRST
-    + "its gradient was not recorded: the optimizer's step made it, or took a gradient that was "
-    "not finite.",
-    ("optimizer", "inferred"): "{site} was the first to contain {value}, at step {step}, although "
-    "its input and its parameters were finite where they were recorded, and too small to overflow. "
-    "So its parameters changed between two calls in that step, for example by an optimizer's step "
-    "with non-finite gradients, such as {near}.",
-    ("unseen", "between"): "{site} contained {value} when the forward of step {step} used it, and "
-    "all was finite in step {before}: it was made between the two, in steps that were not "
-    "recorded.",
-    ("written", "seen"): "{site} contained {value} when the optimizer got the gradients of step "
-    "{step}, although all of them were finite after backward: they were changed in between, by "
-    "accumulation, unscaling, clipping or the program itself.",
-    ("loss", "seen"): "{site} contained {value} at step {step}, while the modules' outputs were "
-    "finite: the program's own operations after them made it{operation}.",
-    ("loss", "among"): "{site} contained {value} at step {step}, without records of the modules' "
-    "outputs: a module or the program's own operations after them made it{operation}.",
+    + "its gradient was not recorded: the optimizer's step made it, or took a "
+    "gradient that was not finite.",
+    ("optimizer", "inferred"): "{site} was the first to contain {value}, at step "
+    "{step}, although its input and its parameters were finite where they were "
+    "recorded, and too small to overflow. So its parameters changed between two "
+    "calls in that step, for example by an optimizer's step with non-finite "
+    "gradients, such as {near}.",
+    ("unseen", "between"): "{site} contained {value} when the forward of step {step} "
+    "used it, and all was finite in step {before}: it was made between the two, in "
+    "steps that were not recorded.",
+    ("written", "seen"): "{site} contained {value} when the optimizer got the "
+    "gradients of step {step}, although all of them were finite after backward: they "
+    "were changed in between, by accumulation, unscaling, clipping or the program "
+    "itself.",
+    ("loss", "seen"): "{site} contained {value} at step {step}, while the modules' "
+    "outputs were finite: the program's own operations after them made it{operation}.",
+    ("loss", "among"): "{site} contained {value} at step {step}, without records of "
+    "the modules' outputs: a module or the program's own operations after them made "
+    "it{operation}.",
     ("backward", "seen"): _GRADIENT
     + "the gradient that arrived at {name} was finite, so its backward made it.",
     ("backward", "among"): _GRADIENT
     + "the gradient that arrived at {name} was finite: its backward made it, or {others}.",
     ("backward", "inferred"): _GRADIENT
-    + "there the gradient enters the model: an operation of the program after it, in the loss or "
-    "before it, made it.",
+    + "there the gradient enters the model: an operation of the program after it, in "
+    "the loss or before it, made it.",
     ("backward", "between"): _GRADIENT
     + "{near}, nearer to the loss, was finite: a backward between the two made it{written}.",
 }
 _OWN_OR_UNSEEN = (
-    _FIRST + "all modules inside it that were recorded returned finite values, so an operation in "
-    "its own forward made it{operation}, or {unseen} inside it did, which was not recorded."
+    _FIRST + "all modules inside it that were recorded returned finite values, so an "
+    "operation in its own forward made it{operation}, or {unseen} inside it did, "
+    "which was not recorded."
 )
 _AT_THE_START = (
-    "{site} was the first to contain {value}, at step {step}: an operation in the forward of {name} "
-    "made it, outside any watched module{operation}."
+    "{site} was the first to contain {value}, at step {step}: an operation in the "
+    "forward of {name} made it, outside any watched module{operation}."
 )
 _BESIDE = (
-    _GRADIENT
-    + "the gradient that arrived at {cleared} was finite, and too small to overflow there: "
-    "the backward of an operation in {name}'s own forward made it, or of one on its output, which "
-    "takes the same value."
+    _GRADIENT + "the gradient that arrived at {cleared} was finite, and too small to overflow "
+    "there: the backward of an operation in {name}'s own forward made it, or of one "
+    "on its output, which takes the same value."
 )
 _OF_USERS = (
-    _GRADIENT + "{name} takes the value, and the gradient that arrived there was not recorded: its "
-    "backward made it, or that of an operation nearer to the loss."
+    _GRADIENT + "{name} takes the value, and the gradient that arrived there was not "
+    "recorded: its backward made it, or that of an operation nearer to the loss."
 )
 _OF_A_FINITE_LOSS = (
-    _GRADIENT
-    + "the loss was finite, and so was {near}, nearer to it: it arose between the two, in "
-    "a backward there{between}, or from a value of the forward that a mask hides from the loss."
+    _GRADIENT + "the loss was finite, and so was {near}, nearer to it: it arose between the "
+    "two, in a backward there{between}, or from a value of the forward that a mask "
+    "hides from the loss."
 )
 _ALL_OF_A_FINITE_LOSS = (
-    "{site} contained {value} at step {step}, and so did every gradient nearer to the loss, while "
-    "the loss was finite: it arose in the loss or between it and this parameter, in a backward "
-    "there{between}, or from a value of the forward that a mask hides from the loss."
+    "{site} contained {value} at step {step}, and so did every gradient nearer to "
+    "the loss, while the loss was finite: it arose in the loss or between it and "
+    "this parameter, in a backward there{between}, or from a value of the forward "
+    "that a mask hides from the loss."
 )
 _ALL_GRADIENTS = (
-    "{site} contained {value} at step {step}, and so did every gradient nearer to the loss{outputs}: "
-    "the loss or a backward made it{spread}."
+    "{site} contained {value} at step {step}, and so did every gradient nearer to "
+    "the loss{outputs}: the loss or a backward made it{spread}."
 )
 
 #: Places of which the line of the program that calls the module says nothing.
 _WITHOUT_LINE = ("parameter", "unseen", "written")
 
 _GROWN = (
-    "The optimizer's steps are probably too large: the rms of {site} had gone from {was:.2g} at "
-    "step {first} to {words} at step {step}"
+    "The optimizer's steps are probably too large: the rms of {site} had gone from "
+    "{was:.2g} at step {first} to {words} at step {step}"
 )
 _DIVERGED = (
-    "The values next to it had grown to {largest:.1e}: the run had diverged before, and this is "
-    "where it overflowed the dtype. Lower the learning rate or warm it up, clip gradients, and look "
-    "at the steps before."
+    "The values next to it had grown to {largest:.1e}: the run had diverged before, "
+    "and this is where it overflowed the dtype. Lower the learning rate or warm it "
+    "up, clip gradients, and look at the steps before."
 )
 _LARGE_INPUT = (
-    "The values next to it were {largest:.1e}, and the input of the model in that step is as large: "
-    "look at the batch."
+    "The values next to it were {largest:.1e}, and the input of the model in that "
+    "step is as large: look at the batch."
 )
 _LARGE_FROM_THE_START = (
-    "The values next to it were {largest:.1e} in the first step already, before any training: look "
-    "at the inputs and at the initialisation."
+    "The values next to it were {largest:.1e} in the first step already, before any "
+    "training: look at the inputs and at the initialisation."
 )
 _RISEN = (
-    "The run had diverged before: the norm of all gradients had gone from {:.2g} to {:.2g} at step "
-    "{}; lower the learning rate or warm it up, and clip gradients. "
+    "The run had diverged before: the norm of all gradients had gone from {:.2g} to "
+    "{:.2g} at step {}; lower the learning rate or warm it up, and clip gradients. "
 )
 _LONG_STEP = (
-    "The optimizer's steps may be too large: that of step {2}, the last measured one before, changed "
-    "{0} by {1:.2g} times its size; lower the learning rate or warm it up, and clip gradients. "
+    "The optimizer's steps may be too large: that of step {2}, the last measured one "
+    "before, changed {0} by {1:.2g} times its size; lower the learning rate or warm "
+    "it up, and clip gradients. "
 )
 _UPDATED = (
-    "Lower the learning rate: the step overflowed{figures}. If the rate is small, raise the "
-    "optimizer's eps, and check its state if it came from a checkpoint."
+    "Lower the learning rate: the step overflowed{figures}. If the rate is small, "
+    "raise the optimizer's eps, and check its state if it came from a checkpoint."
 )
 _UPDATED_TO_NAN = (
-    "The step made it of numbers of usual size{figures}: raise the optimizer's eps, which keeps its "
-    "divisor from zero, and check its state if it came from a checkpoint."
+    "The step made it of numbers of usual size{figures}: raise the optimizer's eps, "
+    "which keeps its divisor from zero, and check its state if it came from a "
+    "checkpoint."
 )
 _SCALED = (
-    "Once in a while this is normal: the loss scale is too large for float16, and the scaler skips "
-    "the step and halves the scale. If it goes on: "
+    "Once in a while this is normal: the loss scale is too large for float16, and "
+    "the scaler skips the step and halves the scale. If it goes on: "
 )
 _AT_THE_LOSS = (
-    "Look at the loss, and at what lies between it and the model: log of 0, division by a zero count "
-    "(an empty mask), sqrt at 0, or a loss scale that is too large."
+    "Look at the loss, and at what lies between it and the model: log of 0, division "
+    "by a zero count (an empty mask), sqrt at 0, or a loss scale that is too large."
 )
 _ENTRY = (
-    "Check the batch before the model sees it: torch.isfinite(x).all(); missing values, a division "
-    "by a zero standard deviation and a bad file are the usual causes."
+    "Check the batch before the model sees it: torch.isfinite(x).all(); missing "
+    "values, a division by a zero standard deviation and a bad file are the usual "
+    "causes."
 )
 _PARAMETER = "Check the checkpoint and the initialisation with torch.isfinite"
 _STEPPED = (
-    "If the program writes to the parameter itself between the steps, look there; else lower the "
-    "learning rate or warm it up, clip gradients, and check the optimizer's state if it came from a "
-    "checkpoint."
+    "If the program writes to the parameter itself between the steps, look there; "
+    "else lower the learning rate or warm it up, clip gradients, and check the "
+    "optimizer's state if it came from a checkpoint."
 )
 _WRITTEN = (
-    "Look at what the program does between backward() and step(): clip_grad_norm_ with an infinite "
-    "norm turns every gradient into NaN (error_if_nonfinite=True reports it), accumulated gradients "
-    "can overflow, and unscaling divides by a scale that may be zero."
+    "Look at what the program does between backward() and step(): clip_grad_norm_ "
+    "with an infinite norm turns every gradient into NaN (error_if_nonfinite=True "
+    "reports it), accumulated gradients can overflow, and unscaling divides by a "
+    "scale that may be zero."
 )
 _BACKWARD = (
-    "In {name}, look for an operation whose derivative is infinite where its value is not: sqrt at "
-    "0, pow below 1 at 0, a division, or torch.where, which multiplies the branch that is not taken "
-    "by zero: infinity times zero is NaN. Change its input, not its output (clamp or where before "
-    "the operation)."
+    "In {name}, look for an operation whose derivative is infinite where its value "
+    "is not: sqrt at 0, pow below 1 at 0, a division, or torch.where, which "
+    "multiplies the branch that is not taken by zero: infinity times zero is NaN. "
+    "Change its input, not its output (clamp or where before the operation)."
 )
 _STEEP = (
     "an operation whose derivative is infinite{where}: sqrt at 0, pow below 1 at 0, a "
     "division, or torch.where around one of them. Change its input, not its output."
 )
 _BETWEEN_SITES = (
-    "Look at the operations between these sites for one whose derivative is infinite: sqrt at 0, a "
-    "division, or torch.where around one of them. Change its input, not its output."
+    "Look at the operations between these sites for one whose derivative is "
+    "infinite: sqrt at 0, a division, or torch.where around one of them. Change its "
+    "input, not its output."
 )
 _OF_ANY_LOSS = "Look at the loss first: log of 0, a division by a zero count, sqrt at 0, exp of a large number."
 _OF_LAST_LOSS = (
-    "Look at the loss and its inputs in that step: torch.isfinite tells which is the first that is "
-    "not finite."
+    "Look at the loss and its inputs in that step: torch.isfinite tells which is the "
+    "first that is not finite."
 )
 _PRINT = (
-    "Print torch.isfinite(...).all() of the result of each of these operations in step {step}: the "
-    "first that is False made it."
+    "Print torch.isfinite(...).all() of the result of each of these operations in "
+    "step {step}: the first that is False made it."
 )
 _PRINT_INPUTS = (
-    "Print the inputs of these operations in step {step}, and look for numbers at which the slope is "
-    "infinite: 0 for sqrt, log, a power below one and a divisor, 1 for acos and asin. Change the "
-    "input there, not the output."
+    "Print the inputs of these operations in step {step}, and look for numbers at "
+    "which the slope is infinite: 0 for sqrt, log, a power below one and a divisor, "
+    "1 for acos and asin. Change the input there, not the output."
 )
-_VALUES = {"nan": "NaN", "inf": "infinities"}
 
 
 def finding(recording: Recording, birth: Birth) -> Finding:
@@ -232,28 +238,22 @@ def finding(recording: Recording, birth: Birth) -> Finding:
         graph = _ProducerWords(recording, birth, birth.operation)
 
     words = rows or kept or graph or _EndWords(recording, birth)
-    message, remedy = words.message(), words.remedy()
-    evidence: dict[str, Any] = {"how": birth.place, "certainty": birth.certainty}
-    evidence |= words.evidence()
+    message = words.message()
+    remedy = words.remedy()
     if kept is not None and kept is not words:
         message += kept.addition()
-        evidence |= kept.evidence_of_call()
         remedy = kept.remedy_after(remedy)
-    if birth.operation is not None and graph is not None and graph is not words:
-        if birth.operation.place != "entry" or birth.place == "entry":
-            # Else the rows show what went in finite, and the graph what a cast made of it.
-            evidence = graph.evidence_of_operation() | evidence
-        if graph.adds_words:
-            message += graph.addition()
-            remedy = graph.remedy_after(remedy)
-            evidence |= graph.evidence_of_operation()
+    graph_adds = graph is not None and graph is not words and graph.adds_words
+    if graph is not None and graph_adds:
+        message += graph.addition()
+        remedy = graph.remedy_after(remedy)
     return Finding(
         code="NAN-BORN",
         severity=birth.severity,
         site=birth.site,
         step=birth.step,
         message=message,
-        evidence=evidence,
+        evidence=evidence_of(recording, birth, graph_adds=graph_adds),
         confidence=birth.sure,
         remedy=remedy,
     )
@@ -281,9 +281,9 @@ class _RowWords:
         message = self._sentence() + self._line()
         if first is not None:
             message = (
-                f"Gradients were not finite at step {first.step}, of which nothing else was "
-                f"recorded; the value was made {_span(first)}. The next recorded step shows where "
-                f"it is still made: {message}"
+                f"Gradients were not finite at step {first.step}, of which nothing "
+                f"else was recorded; the value was made {_span(first)}. The next "
+                f"recorded step shows where it is still made: {message}"
             )
         if not self.birth.recovered:
             return message
@@ -292,8 +292,10 @@ class _RowWords:
         if self.birth.times > 1:
             since = self.birth.since
             often = f"This happened in {self.birth.times} steps from step {since} on, and the"
-        reason = ", because the optimizer never got these gradients"
-        return f"{message} {often} run went on{reason if self.birth.kept_away else ''}."
+        reason = ""
+        if self.birth.kept_away:
+            reason = ", because the optimizer never got these gradients"
+        return f"{message} {often} run went on{reason}."
 
     def _sentence(self) -> str:
         sighting, figures = self.sighting, self.figures
@@ -302,14 +304,18 @@ class _RowWords:
         bad_step, kept = sighting.bad_step, self.birth.kept
         # The autograd node of a result names the last operation; a kept call knows the one that
         # made the value.
+        operation = ""
         last = recorded_name(figures.node())
-        if kept is not None and kept.operations:
-            last = ""
+        if last and not (kept is not None and kept.operations):
+            operation = f" ({last} was its last operation)"
         outputs = ""
         known = [site.id for site in self.recording.of_kind("out")]
         if bad_step.are_finite(known):
             outputs = ", while the outputs were finite"
-        spread = "" if bad_step.full else ", and clipping by norm spreads it to all gradients"
+        spread = written = ""
+        if not bad_step.full:
+            spread = ", and clipping by norm spreads it to all gradients"
+            written = ", or the program changed it before the optimizer got it"
         return self._form().format(
             site=figures.site.site,
             value=figures.value(),
@@ -318,14 +324,12 @@ class _RowWords:
             near=listed([self.wiring.text(site) for site in sighting.near]),
             name=figures.name,
             parts=self._finite_parts(),
-            operation=f" ({last} was its last operation)" if last else "",
+            operation=operation,
             others=self._others(),
             between=self._between(),
             cleared=", ".join(map(name_of, sighting.cleared)),
             unseen=", ".join(name_of(module) for module in figures.unmeasured()[:NAMED]),
-            written=""
-            if bad_step.full
-            else ", or the program changed it before the optimizer got it",
+            written=written,
             outputs=outputs,
             spread=spread,
         )
@@ -339,7 +343,9 @@ class _RowWords:
         if place == ("backward", "among") and not near:
             return _OF_USERS
         if place == ("backward", "between") and bad_step.in_backward:
-            return _OF_A_FINITE_LOSS if near else _ALL_OF_A_FINITE_LOSS
+            if near:
+                return _OF_A_FINITE_LOSS
+            return _ALL_OF_A_FINITE_LOSS
         if place == ("backward", "between") and not near:
             return _ALL_GRADIENTS
         if place == ("forward", "between") and not near:
@@ -358,7 +364,9 @@ class _RowWords:
             return ""
         function = source.function
         if place == "loss":
-            inside = f", in {function}" if function else ""
+            inside = ""
+            if function:
+                inside = f", in {function}"
             called = f"backward() is called on it at {line_of(source)}{inside}"
         elif place == "entry" or (place == "forward" and certainty == "between"):
             called = f"The result goes in at {line_of(source)}, in {function}"
@@ -373,21 +381,23 @@ class _RowWords:
         if module is None:
             return ""
         is_one = (len(module.ins) or len(module.sources)) <= 1
-        given = "input was" if is_one else "inputs were"
+        given = "inputs were"
+        if is_one:
+            given = "input was"
         if self.sighting.sure < 0.8:
             return f"{given.split(maxsplit=1)[0]} and parameters were finite, as far as they were watched"
         params = [site for m in (module, *self.wiring.inside(module)) for site in m.params]
         beyond = [self.wiring.text(s) for s in params if self.figures.is_beyond_range(s)]
         if beyond:
-            were = "were" if len(beyond) > 1 else "was"
+            were = "was"
+            if len(beyond) > 1:
+                were = "were"
             return f"{given} finite, and {listed(beyond)} {were} beyond 1e19 or infinite"
         if self.sighting.stale:
             return f"{given} finite, and so were its parameters when they were last recorded"
-        return (
-            f"{given.split(maxsplit=1)[0]} and parameters were finite"
-            if params
-            else f"{given} finite"
-        )
+        if params:
+            return f"{given.split(maxsplit=1)[0]} and parameters were finite"
+        return f"{given} finite"
 
     def _others(self) -> str:
         """Return a list of other users of the value: modules, and operations of containers' own forwards."""
@@ -417,7 +427,9 @@ class _RowWords:
         end = min((owner.position for owner in owners), default=len(wiring.sites))
         inside = [m for m in wiring if module.position < m.position < end]
         bare = [name_of(m) for m in inside if not m.params and not wiring.inside(m)]
-        return f", such as that of {listed(bare[:NAMED])}" if bare else ""
+        if not bare:
+            return ""
+        return f", such as that of {listed(bare[:NAMED])}"
 
     # A step of which only gradients are recorded; see Note [Guarded] in `...nonfinite.search`
 
@@ -427,8 +439,8 @@ class _RowWords:
         bad_step, later = sighting.bad_step, sighting.later
         step = bad_step.step
         yield (
-            f"{figures.site.site} contained {figures.value()} at step {step}: it was made "
-            f"{_span(bad_step)}"
+            f"{figures.site.site} contained {figures.value()} at step {step}: it was "
+            f"made {_span(bad_step)}"
         )
         yield (
             f"Step {step} has records only of gradients, not of outputs or parameters: "
@@ -436,7 +448,8 @@ class _RowWords:
         )
         near = [self.wiring.text(site) for site in sighting.near]
         if near:
-            yield f"{listed(near)} {'were' if len(near) > 1 else 'was'} finite in this step"
+            verb = "were" if len(near) > 1 else "was"
+            yield f"{listed(near)} {verb} finite in this step"
         if later is None:
             return
 
@@ -453,8 +466,8 @@ class _RowWords:
                 text = self.wiring.text(odd[0])
                 reason = f"{text} although its gradient was finite in step {step}"
             yield (
-                f"In step {later.step}, {len(bad)} of {len(known)} parameters were not finite, "
-                f"{reason}"
+                f"In step {later.step}, {len(bad)} of {len(known)} parameters were "
+                f"not finite, {reason}"
             )
         heads = [module for module in self.wiring if module.path in self.wiring.heads]
         if any(later.nonfinite(module.ins) for module in heads):
@@ -470,65 +483,17 @@ class _RowWords:
             if bad_step.states[loss.id] > FINITE:
                 node, source = maker_at(self.recording, loss, bad_step.step)
                 name = recorded_name(node)
-                maker = f" (made by {name})" if name else ""
-                line = f", on which {line_of(source)} calls backward()" if source else ""
+                maker = ""
+                if name:
+                    maker = f" (made by {name})"
+                line = ""
+                if source:
+                    line = f", on which {line_of(source)} calls backward()"
                 return (
-                    f"{loss.site}{maker}{line}, was not finite either: a forward, an optimizer's "
-                    "step or the loss itself"
+                    f"{loss.site}{maker}{line}, was not finite either: a forward, an "
+                    "optimizer's step or the loss itself"
                 )
         return "the loss was finite: a backward, the clipping or another change of the gradients"
-
-    def evidence(self) -> dict[str, Any]:
-        """Return the figures of the site and of its neighbours, the later course of the value, and the steps before it."""
-        birth, sighting, figures = self.birth, self.sighting, self.figures
-        bad_step, text = sighting.bad_step, self.wiring.text
-        row, module = figures.row(), sighting.module
-        healed = [
-            text(m.outs[0])
-            for m in self.wiring
-            if bad_step.nonfinite(m.ins) and bad_step.are_finite(m.outs)
-        ]
-
-        bad = bad_step.nonfinite(range(len(self.wiring.sites)))
-        others = [self.wiring.sites[site] for site in bad if site != sighting.site]
-        # As values flow: forward before backward, then in the order of their first firing.
-        others.sort(key=lambda site: (site.kind not in ("in", "out"), site.id))
-        found = {
-            "module": module.path if module else None,
-            "type": module.type if module else None,
-            "also": [other.path for other in sighting.also],
-            "source": as_json(figures.source()),
-            "node": figures.node() if figures.site.kind == LOSS else figures.site.node,
-            "value": figures.kind(),
-            "nonfinite": row["nonfinite"],
-            "nan": row["nan"],
-            "count": row["count"],
-            "near": {text(site): figures.near(site) for site in sighting.near[:NAMED]},
-            "growth": figures.growth(),
-            "propagated": len(others),
-            "propagators": [other.site for other in others[:_PROPAGATORS]],
-            "healed": healed[:NAMED],
-            "before": figures.before(),
-        }
-        if sighting.shown_first or self.sighting.is_of_gradients:
-            found["guarded"] = self._of_first_step()
-        found |= {"recovered": birth.recovered, "births": birth.births}
-        if birth.recovered:
-            found |= {"steps": birth.times, "skipped": birth.kept_away}
-        return found
-
-    def _of_first_step(self) -> dict[str, Any]:
-        """Return what is recorded of the step of which only gradients are, and of the next one."""
-        sighting = self.sighting
-        first, later, near = sighting.bad_step, sighting.later, sighting.near
-        if sighting.shown_first:
-            first, later, near = sighting.shown_first, sighting.bad_step, ()
-        return {
-            "step": first.step,
-            "sound": first.last_sound if first.last_sound >= 0 else None,
-            "finite": [self.wiring.text(site) for site in near[:NAMED]],
-            "later": later.step if later else None,
-        }
 
     def remedy(self) -> str:
         """Return what to do about it."""
@@ -541,10 +506,10 @@ class _RowWords:
 
         growth = figures.growth()
         if growth and place not in ("entry", "written", "backward"):
-            grown = _GROWN.format(**growth)
+            grown = _GROWN.format(**asdict(growth))
             return (
-                f"{grown}. Lower the learning rate or warm it up, clip gradients, and look at the "
-                "steps before."
+                f"{grown}. Lower the learning rate or warm it up, clip gradients, and "
+                "look at the steps before."
             )
         if figures.are_vast() and place not in ("written", "backward"):
             form = _DIVERGED
@@ -556,7 +521,9 @@ class _RowWords:
         if place == "forward" and certainty != "unknown":
             return self._operation().advice() + uncompiled(self.recording)
         if place == "backward":
-            scaled = _SCALED if figures.dtype == "float16" else ""
+            scaled = ""
+            if figures.dtype == "float16":
+                scaled = _SCALED
             return scaled + self._remedy_of_backward()
         return self._remedy_of_place()
 
@@ -564,7 +531,9 @@ class _RowWords:
         sizes = self.figures.of_update()
         words = zip(("its rms was", "its gradient's"), sizes, strict=True)
         known = [f"{word} {size:.2g}" for word, size in words if size is not None]
-        figures = f" ({', '.join(known)})" if known else ""
+        figures = ""
+        if known:
+            figures = f" ({', '.join(known)})"
         is_usual = all(size is not None and size < VAST for size in sizes)
         if is_usual and self.figures.kind() == "NaN":
             return _UPDATED_TO_NAN.format(figures=figures)
@@ -573,7 +542,9 @@ class _RowWords:
     def _operation(self) -> OperationAdvice:
         """Return the operation that made the value, as far as it is known."""
         sighting, figures = self.sighting, self.figures
-        name, kind, node = f"the forward of {figures.name}", "", figures.node()
+        name = f"the forward of {figures.name}"
+        kind = ""
+        node = figures.node()
         if sighting.module is not None and sighting.certainty == "seen":
             name, kind = figures.name, sighting.module.type
         unmeasured = figures.unmeasured()
@@ -583,10 +554,12 @@ class _RowWords:
             if not sighting.bad_step.excused.isdisjoint(module.ins):
                 kind, node = module.type, None
                 break
+        if sighting.place == "backward":
+            node = None
         return OperationAdvice(
             name=name,
             type=kind,
-            node=None if sighting.place == "backward" else node,
+            node=node,
             dtype=figures.dtype,
             largest=figures.largest(),
             first=sighting.bad_step.step == 0,
@@ -618,16 +591,18 @@ class _RowWords:
         if place == "written":
             return _WRITTEN
         if place == "parameter":
-            lower = "; if the parameter was finite before, lower the learning rate"
-            return f"{_PARAMETER}{lower if step else ''}."
+            lower = ""
+            if step:
+                lower = "; if the parameter was finite before, lower the learning rate"
+            return f"{_PARAMETER}{lower}."
         if place == "forward":
             return f"{named}In {range_advice(self.figures.name, are_shown=False)}"
         if place == "unseen":
             dumped = _to_name("the operation", with_dump_on(self.recording))
             signs = _signs_of_large_steps(self.recording, step)
             return (
-                f"{signs}{named}If no module is named then, the loss or an optimizer's step made "
-                f"it.{dumped}"
+                f"{signs}{named}If no module is named then, the loss or an "
+                f"optimizer's step made it.{dumped}"
             )
         if place == "optimizer" and self.sighting.certainty == "between":
             return _STEPPED
@@ -635,9 +610,10 @@ class _RowWords:
 
     def _remedy_of_gradients(self) -> str:
         """Return signs that the optimizer's steps were too large, and how to find the place."""
-        bad_step, growth = self.sighting.bad_step, self.figures.growth()
+        bad_step = self.sighting.bad_step
+        growth = self.figures.growth()
         if growth:
-            signs = _GROWN.format(**growth) + (
+            signs = _GROWN.format(**asdict(growth)) + (
                 "; lower the learning rate or warm it up, and clip gradients. "
             )
         else:
@@ -658,8 +634,8 @@ def _span(bad_step: BadStep) -> str:
     if bad_step.last_sound < 0:
         return "then or before; no sound step was recorded before it"
     return (
-        f"between the backward of step {bad_step.last_sound}, the last sound one that was recorded, "
-        f"and the end of step {bad_step.step}"
+        f"between the backward of step {bad_step.last_sound}, the last sound one that "
+        f"was recorded, and the end of step {bad_step.step}"
     )
 
 
@@ -669,16 +645,22 @@ def _signs_of_large_steps(recording: Recording, step: int) -> str:
     if risen:
         return risen
     long = long_step(recording, step)
-    return _LONG_STEP.format(*long) if long else ""
+    if not long:
+        return ""
+    return _LONG_STEP.format(*long)
 
 
 def _risen(recording: Recording, step: int) -> str:
     risen = risen_gradients(recording, step)
-    return _RISEN.format(*risen) if risen else ""
+    if not risen:
+        return ""
+    return _RISEN.format(*risen)
 
 
 def _to_name(what: str, command: str) -> str:
-    return f' To have {what} named, run "{command}".' if command else ""
+    if not command:
+        return ""
+    return f' To have {what} named, run "{command}".'
 
 
 def _went_on(birth: Birth) -> str:
@@ -687,7 +669,9 @@ def _went_on(birth: Birth) -> str:
     text = ""
     if shown is not None and shown.step != birth.step:
         text = f" {shown.site} shows it at step {shown.step}."
-    return text + (" The run went on." if birth.recovered else "")
+    if birth.recovered:
+        text += " The run went on."
+    return text
 
 
 @dataclass(frozen=True)
@@ -697,10 +681,6 @@ class _KeptCallWords:
     recording: Recording
     birth: Birth
     call: KeptCall
-
-    @property
-    def _value(self) -> str:
-        return _VALUES.get(self.call.event.value or "", "non-finite values")
 
     def message(self) -> str:
         """Return the message if the rows show no place."""
@@ -717,11 +697,13 @@ class _KeptCallWords:
         if source:
             function = f"{source.function}{quoted(source.text)}"
             line = f" {call.name} is called at {line_of(source)}, in {function}."
-        gradient = "gradient " if call.in_backward else ""
+        gradient = ""
+        if call.in_backward:
+            gradient = "gradient "
         return (
-            f"{call.text} was the first {gradient}to contain {self._value}, at step {call.step}: "
-            f"--dump checks every value and found it; {rows}. {how}.{line}{self._operations()}"
-            f"{_went_on(self.birth)}"
+            f"{call.text} was the first {gradient}to contain {value_of(self.call)}, "
+            f"at step {call.step}: --dump checks every value and found it; {rows}. "
+            f"{how}.{line}{self._operations()}{_went_on(self.birth)}"
         )
 
     def addition(self) -> str:
@@ -735,39 +717,14 @@ class _KeptCallWords:
         """Return a sentence about the operations that made it, in their order; empty if they are not known."""
         made = []
         for bad in self.call.operations:
-            place = f" ({line_of(bad)})" if bad.file else ""
-            value = _VALUES[bad.value]
+            place = ""
+            if bad.file:
+                place = f" ({line_of(bad)})"
+            value = VALUES[bad.value]
             made.append(f"{value} in the operation {bad.site}{place}{quoted(bad.text)}")
-        return f" Run again by itself, that call makes {', then '.join(made)}." if made else ""
-
-    def evidence(self) -> dict[str, Any]:
-        """Return the evidence if the rows show no place."""
-        call, birth = self.call, self.birth
-        module = call.module
-        before: dict[str, Any] = {}
-        for site in self.recording.sites:
-            if site.site == birth.site:
-                inputs = [] if module is None else inputs_of(call.wiring, module)
-                before = lead_up(call.wiring, call.step, [site.id, *inputs])
-        found = {
-            "module": call.path,
-            "type": None if module is None else module.type,
-            "source": as_json(call.source()),
-            "value": self._value,
-            "recovered": birth.recovered,
-            "births": birth.births,
-            "before": before,
-        }
-        return found | self.evidence_of_call()
-
-    def evidence_of_call(self) -> dict[str, Any]:
-        """Return the event of the call, and the operations that made the value."""
-        event, made = self.call.event, as_json(self.call.operations)
-        dump = {"step": event.step, "site": event.site, "folder": event.folder}
-        found: dict[str, Any] = {"dump": dump}
-        if made:
-            found |= {"operation": made[0], "operations": made}
-        return found
+        if not made:
+            return ""
+        return f" Run again by itself, that call makes {', then '.join(made)}."
 
     def remedy(self) -> str:
         """Return what to do if the rows show no place."""
@@ -844,22 +801,32 @@ class _ProducerWords:
             return f"it came from outside the model, with the batch; {event.detail}"
         if producer.among:
             return self._one_of()
-        sure = "" if producer.certainty == "seen" else "probably "
+        sure = "probably "
+        if producer.certainty == "seen":
+            sure = ""
         maker = producer.name
         if producer.place == "backward":
             maker = f"the backward of {maker}"
         inside = ""
         if producer.module is not None:
-            inside = f", in {producer.module}" if producer.module else ", outside of modules"
-        line = f", at {line_of(event)}" if event.file else ""
-        detail = f"; {event.detail}" if event.detail else ""
+            inside = ", outside of modules"
+            if producer.module:
+                inside = f", in {producer.module}"
+        line = ""
+        if event.file:
+            line = f", at {line_of(event)}"
+        detail = ""
+        if event.detail:
+            detail = f"; {event.detail}"
         return f"{sure}{maker} made it{inside}{line}{quoted(event.text)}{detail}"
 
     def _one_of(self) -> str:
         """Return a clause that lists the operations that may have made it, each line of the program once."""
         by_line: dict[str, list[str]] = {}
         for possible in self.producer.among:
-            line = f" at {line_of(possible)}" if possible.file else ""
+            line = ""
+            if possible.file:
+                line = f" at {line_of(possible)}"
             by_line.setdefault(line, []).append(possible.operation)
         places = "; ".join(", ".join(names) + line for line, names in by_line.items())
         number = self.producer.event.of
@@ -868,28 +835,18 @@ class _ProducerWords:
             last = f"{number} operations, of which these are the last"
             these = "these operations" if are_all else last
             return (
-                f"the backward of one of {these} can have made it, whose inputs were not seen: "
-                f"{places}"
+                f"the backward of one of {these} can have made it, whose inputs were "
+                f"not seen: {places}"
             )
-        detail = f"; {self.producer.event.detail}" if self.producer.event.detail else ""
+        detail = ""
+        if self.producer.event.detail:
+            detail = f"; {self.producer.event.detail}"
         if are_all:
             return f"one of these made it, in their order: {places}{detail}"
         return (
-            f"one of {number} operations made it, of which these are the last, in their order: "
-            f"{places}{detail}"
+            f"one of {number} operations made it, of which these are the last, in "
+            f"their order: {places}{detail}"
         )
-
-    def evidence(self) -> dict[str, Any]:
-        """Return the evidence if neither the rows nor a kept call show the place."""
-        found: dict[str, Any] = {"module": self.producer.module or None, "also": [], "source": None}
-        found |= {"recovered": self.birth.recovered, "births": self.birth.births}
-        return found | self.evidence_of_operation()
-
-    def evidence_of_operation(self) -> dict[str, Any]:
-        known = as_json(self.producer.event).items()
-        others = ("step", "loss", "rank")
-        found = {key: value for key, value in known if value is not None and key not in others}
-        return {"operation": found} | ({"source": found} if found.get("file") else {})
 
     def remedy(self) -> str:
         """Return what to do; of an operation that is only probable, also how to have it named."""
@@ -933,9 +890,9 @@ class _ProducerWords:
         if advice.multiplies:
             return advice.advice()
         printed = f"Print the inputs of {name} in step {producer.step}"
-        return (
-            f"{printed}: they are finite, and its result is not." if is_certain else f"{printed}."
-        )
+        if is_certain:
+            return f"{printed}: they are finite, and its result is not."
+        return f"{printed}."
 
     def _to_be_certain(self) -> str:
         """Return how to have the operation named: --dump keeps calls of modules."""
@@ -944,18 +901,20 @@ class _ProducerWords:
         is_kept = bool(self.recording.of(DumpEvent))
         if producer.certainty == "seen" or is_kept or (producer.module and not command):
             return ""
-        run = f'run "{command}"' if command else "run it again with --dump"
+        run = "run it again with --dump"
+        if command:
+            run = f'run "{command}"'
         is_outside = self.birth.place == "loss" or producer.module == "" or not command
         if producer.module:
             return f" To have the operation named for certain, {run}."
         if is_outside:
             return (
-                " To have the operation named for certain, put these lines into the forward of a "
-                f"module, and {run}."
+                " To have the operation named for certain, put these lines into the "
+                f"forward of a module, and {run}."
             )
         return (
-            f" To have the operation named for certain, {run}; if these lines are outside modules, "
-            "put them into the forward of one first."
+            f" To have the operation named for certain, {run}; if these lines are "
+            "outside modules, put them into the forward of one first."
         )
 
 
@@ -970,15 +929,16 @@ class _EndWords:
         """Return the site, and the steps between which it was made."""
         birth, exam = self.birth, self.birth.exam
         if exam is None:
-            often = f", as in {counted(birth.times, 'recorded step')} in all"
-            end = (
-                " It was finite again later."
-                if birth.recovered
-                else " It is not finite at the end."
-            )
+            often = ""
+            if birth.times > 1:
+                often = f", as in {counted(birth.times, 'recorded step')} in all"
+            end = " It is not finite at the end."
+            if birth.recovered:
+                end = " It was finite again later."
             return (
-                f"{birth.site} was not finite at step {birth.step}{often if birth.times > 1 else ''}; "
-                f"what made it was not recorded.{end}"
+                f"{birth.site} was not finite at step "
+                f"{birth.step}{often}; what made it was "
+                f"not recorded.{end}"
             )
 
         worst = exam.worst
@@ -990,10 +950,16 @@ class _EndWords:
         more = exam.count - 1
         also = ""
         if more:
-            were = "were" if more > 1 else "was"
-            rest = f" and {more - _TENSORS} more" if more > _TENSORS else ""
-            also = f", and so {were} {listed(_others(exam))}{rest}"
-        kind = "parameter" if worst.of == "param" else "buffer"
+            were = "was"
+            if more > 1:
+                were = "were"
+            rest = ""
+            if more > NAMED_AT_END:
+                rest = f" and {more - NAMED_AT_END} more"
+            also = f", and so {were} {listed(others_at_end(exam))}{rest}"
+        kind = "buffer"
+        if worst.of == "param":
+            kind = "parameter"
         return (
             f"The {kind} {worst.path} was not finite at the end of its training "
             f"({' and '.join(amounts)}){also}. {self._since()}"
@@ -1007,24 +973,11 @@ class _EndWords:
                 sound = rows.step[rows.clean]
                 if len(sound):
                     return (
-                        "It was finite when last recorded, before the optimizer's step of step "
-                        f"{int(sound[-1])}: what made it came after that, in steps of which it was "
-                        "not recorded."
+                        "It was finite when last recorded, before the optimizer's "
+                        f"step of step {int(sound[-1])}: what made it came after "
+                        "that, in steps of which it was not recorded."
                     )
         return "No step recorded it."
-
-    def evidence(self) -> dict[str, Any]:
-        """Return what else was not finite at the end, and how many elements."""
-        birth, exam = self.birth, self.birth.exam
-        found: dict[str, Any] = {
-            "module": None,
-            "also": [],
-            "recovered": birth.recovered,
-            "births": birth.births,
-        }
-        if exam is not None:
-            found |= {"also": _others(exam), "nan": exam.worst.nan, "inf": exam.worst.inf}
-        return found
 
     def remedy(self) -> str:
         """Return how to have the place named."""
@@ -1032,9 +985,3 @@ class _EndWords:
         if self.birth.exam is not None:
             return f"{named}Do not use this checkpoint."
         return named.strip() or _OF_LAST_LOSS
-
-
-def _others(exam: NonfiniteAtEndEvent) -> list[str]:
-    """Return the first of the tensors that were not finite at the end, besides the worst."""
-    others = [tensor for tensor in exam.tensors if tensor is not exam.worst]
-    return [tensor.path for tensor in others[:_TENSORS]]

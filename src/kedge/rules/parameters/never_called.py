@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
+from kedge.rules.evidence import Evidence, said
 from kedge.rules.recorded.ledger import (
     is_bypassed,
     is_direct,
@@ -18,10 +18,27 @@ from kedge.rules.recorded.ledger import (
 )
 from kedge.rules.recorded.roots import within
 from kedge.rules.recorded.samples import no_end
-from kedge.rules.rule import Finding, Lack, Rule, Severity, Words
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.store.events import LedgerLine
 from kedge.store.recording import Recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedEvidence(Evidence):
+    """Modules whose container computes them in one operation."""
+
+    sites: Sequence[str] = said("sites {}")
+    causes: Sequence[str] = said("{}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeverCalledEvidence(Evidence):
+    """Modules that never fired for the same cause, and the number of their parameters."""
+
+    sites: Sequence[str] = said("sites {}")
+    cause: str = said("{}")
+    parameters: int = said("parameters {}")
 
 
 @dataclass(frozen=True)
@@ -66,7 +83,6 @@ class NeverCalled(Rule):
     code = "NEVER-CALLED"
     name = "a module is never called"
     severity = "warning"
-    words: ClassVar[Words] = {"parameters": "parameters {}"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every cause and severity."""
@@ -85,8 +101,10 @@ class NeverCalled(Rule):
             if is_bypassed(cause):
                 fused.setdefault(path, entry)
                 continue
-            loud = path in trainable or is_direct(cause)
-            groups.setdefault(("warning" if loud else "info", cause), {}).setdefault(path, entry)
+            severity: Severity = "info"
+            if path in trainable or is_direct(cause):
+                severity = "warning"
+            groups.setdefault((severity, cause), {}).setdefault(path, entry)
         for (severity, _), entries in groups.items():
             yield self._finding(recording, severity, list(entries.values()))
         if fused:
@@ -98,18 +116,19 @@ class NeverCalled(Rule):
 
     def _fused(self, entries: list[LedgerLine]) -> Finding:
         sites = [entry.site for entry in entries]
-        verb, whose = (
-            ("are", "their containers compute them")
-            if len(sites) > 1
-            else ("is", "its container computes it")
-        )
+        verb, whose = "is", "its container computes it"
+        if len(sites) > 1:
+            verb, whose = "are", "their containers compute them"
         return Finding(
             code=self.code,
             severity="info",
             site=sites[0],
             step=-1,
             message=f"{listed(sites, 2)} {verb} not recorded: {whose} in one fused operation.",
-            evidence={"sites": sites, "causes": sorted({entry.cause for entry in entries})},
+            evidence=FusedEvidence(
+                sites=sites,
+                causes=sorted({entry.cause for entry in entries}),
+            ),
             confidence=0.9,
             remedy="Nothing is wrong; to see the result, watch the container.",
         )
@@ -117,18 +136,19 @@ class NeverCalled(Rule):
     def _finding(
         self, recording: Recording, severity: Severity, entries: list[LedgerLine]
     ) -> Finding:
-        sites, cause = [entry.site for entry in entries], entries[0].cause
+        sites = [entry.site for entry in entries]
+        cause = entries[0].cause
         return Finding(
             code=self.code,
             severity=severity,
             site=sites[0],
             step=-1,
             message=f"{listed(sites, self.named)} never fired: {cause}.",
-            evidence={
-                "sites": sites,
-                "cause": cause,
-                "parameters": _parameters(recording, list(map(path_of, entries))),
-            },
+            evidence=NeverCalledEvidence(
+                sites=sites,
+                cause=cause,
+                parameters=_parameters(recording, list(map(path_of, entries))),
+            ),
             confidence=0.9,
             remedy=remedy_of(entries[0]),
         )
@@ -136,7 +156,9 @@ class NeverCalled(Rule):
 
 def _parameters(recording: Recording, holders: list[str]) -> int:
     """Return the number of elements of some modules' parameters, as far as the modules are described."""
-    described = [module for root in recording.roots for module in root.modules]
-    return sum(
-        m["parameters"] for m in described if any(within(m["path"], holder) for holder in holders)
-    )
+    number = 0
+    for root in recording.roots:
+        for module in root.modules:
+            if any(within(module["path"], holder) for holder in holders):
+                number += module["parameters"]
+    return number

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.once import once
 from kedge.rules.recorded.roots import by_root, names_of
@@ -16,6 +17,23 @@ from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL
+
+
+@dataclass(frozen=True)
+class StartRange:
+    """The values of a weight in the first step."""
+
+    min: float | None
+    max: float | None
+    rms: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeverInitialisedEvidence(Evidence):
+    """The first of the weights, and how many they are."""
+
+    weights: Mapping[str, StartRange] = unsaid()
+    concerned: int = said("{} of this kind")
 
 
 @dataclass(frozen=True)
@@ -75,12 +93,10 @@ class NeverInitialised(Rule):
         """Return the lack of a measured step 0; without weights there is nothing to judge."""
         known = [weight for weight in weights(recording) if _is_matrix(weight.param)]
         starts = _starts(recording)
-        if (
-            known and not starts
-        ):  # an optimizer may call the model in its own first step, before the model is known
-            return Lack(
-                self.code, "measured first step of weights", 0, 1, grows=0 not in recording.steps
-            )
+        if known and not starts:
+            # An optimizer may call the model in its own first step, before the model is known.
+            grows = 0 not in recording.steps
+            return Lack(self.code, "measured first step of weights", 0, 1, grows=grows)
         if starts and not any(start.bounded or start.nonfinite for start in starts):
             return Lack(self.code, "smallest and largest values of weights", 0, 1, grows=False)
         return None
@@ -102,7 +118,8 @@ class NeverInitialised(Rule):
         return len(run) == len(own) or all(start.zero_gradient for start in run)
 
     def _finding(self, recording: Recording, root: int, found: list[_Start], says: str) -> Finding:
-        names, first = [start.site.name for start in found], found[0]
+        names = [start.site.name for start in found]
+        first = found[0]
         verb, it = ("start", "they") if len(names) > 1 else ("starts", "it")
         said = says.format(start=verb, it=it, values=first.values())
         return Finding(
@@ -111,16 +128,14 @@ class NeverInitialised(Rule):
             site=first.site.site,
             step=0,
             message=f"{listed(names, NAMED)} of {names_of(recording, [root])} {said}.",
-            evidence={
-                "weights": {
-                    s.site.path: {"min": plain(s.low), "max": plain(s.high), "rms": plain(s.rms)}
-                    for s in found[:NAMED]
-                },
-                "concerned": len(found),
-            },
+            evidence=NeverInitialisedEvidence(
+                weights={start.site.path: start.range() for start in found[:NAMED]},
+                concerned=len(found),
+            ),
             confidence=0.9,
-            remedy="Initialise the weights (torch.nn.init, or reset_parameters() of the layer); check the keys that "
-            "load_state_dict did not find, and use torch.randn or torch.zeros instead of torch.empty.",
+            remedy="Initialise the weights (torch.nn.init, or reset_parameters() of "
+            "the layer); check the keys that load_state_dict did not find, and use "
+            "torch.randn or torch.zeros instead of torch.empty.",
         )
 
 
@@ -128,8 +143,8 @@ _ODD = (
     "{start} with values that no initialisation makes ({values}), before any step of the optimizer"
 )
 _ALIKE = (
-    "{start} constant, one after the other ({values}): all units of a layer return the same and get the same gradient, so "
-    "{it} cannot become different"
+    "{start} constant, one after the other ({values}): all units of a layer return "
+    "the same and get the same gradient, so {it} cannot become different"
 )
 
 
@@ -162,7 +177,8 @@ class _Start:
     def of(cls, recording: Recording, weight: Weight) -> _Start | None:
         """Return the start of a weight; None if step 0 was not measured, or if only one dimension has several elements."""
         every, site = recording.all_rows, weight.param
-        rows, at = every.rows, int(every.starts[site.id])
+        rows = every.rows
+        at = int(every.starts[site.id])
         if (
             not every.lengths[site.id]
             or rows.step[at] != 0
@@ -170,15 +186,20 @@ class _Start:
             or not _is_matrix(site)
         ):
             return None
-        rms, bounded = float(recording.statistic("rms")[at]), bool(np.isfinite(rows.min[at]))
+        rms = float(recording.statistic("rms")[at])
+        bounded = bool(np.isfinite(rows.min[at]))
+        low, high = -rms, rms
+        if bounded:
+            low = float(rows.min[at])
+            high = float(rows.max[at])
         zero_gradient = False
         if weight.grad is not None and every.lengths[weight.grad.id]:
             there = int(every.starts[weight.grad.id])
             zero_gradient = bool(rows.step[there] == 0 and rows.sumsq[there] == 0)
         return cls(
             site=site,
-            low=float(rows.min[at]) if bounded else -rms,
-            high=float(rows.max[at]) if bounded else rms,
+            low=low,
+            high=high,
             rms=rms,
             bounded=bounded,
             nonfinite=not bool(rows.clean[at]),
@@ -190,6 +211,10 @@ class _Start:
     def largest(self) -> float:
         """The largest magnitude; 0 where it was not measured."""
         return float(np.nanmax(np.abs([self.low, self.high, 0.0])))
+
+    def range(self) -> StartRange:
+        """Return the figures for a finding."""
+        return StartRange(min=plain(self.low), max=plain(self.high), rms=plain(self.rms))
 
     def values(self) -> str:
         """Return a description of the values."""

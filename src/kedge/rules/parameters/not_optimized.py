@@ -4,17 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
+from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.recorded.optimizers import events_of, has_optimizer, optimizers, trained_by
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_roots
-from kedge.rules.rule import Finding, Lack, Rule, Severity, Words
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.sites.site import escape
 from kedge.store.events import NotOptimizedEvent
 from kedge.store.recording import Recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutsideEvidence(Evidence):
+    """Modules that a model calls but does not contain."""
+
+    outside: Sequence[str] = said("outside: {}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorsEvidence(Evidence):
+    """Tensors that get gradients and are no parameters."""
+
+    tensors: Sequence[str] = said("tensors: {}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InVainEvidence(Evidence):
+    """The backward passes after which no optimizer stepped."""
+
+    passes: int = said("passes: {}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignEvidence(Evidence):
+    """How many tensors an optimizer holds that belong to no model."""
+
+    foreign: int = said("{} tensors of no model")
+    site: str = unsaid()
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnheldEvidence(Evidence):
+    """Parameters that no optimizer holds, and those of them with a gradient, or that were replaced."""
+
+    parameters: Sequence[str] = said("parameters {}")
+    elements: int | None = said("{} elements")
+    graded: Sequence[str] = said("with a gradient: {}")
+    replaced: Sequence[str] = said("replaced since: {}")
 
 
 @dataclass(frozen=True)
@@ -75,14 +114,6 @@ class NotOptimized(Rule):
     code = "NOT-OPTIMIZED"
     name = "a trainable parameter is in no optimizer"
     severity = "error"
-    words: ClassVar[Words] = {
-        "parameters": "parameters {}",
-        "elements": "{} elements",
-        "graded": "with a gradient: {}",
-        "replaced": "replaced since: {}",
-        "foreign": "{} tensors of no model",
-        "site": "",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding of each kind for every root, and one for parameters of no recorded model."""
@@ -118,16 +149,25 @@ class NotOptimized(Rule):
 
     def _replaced(self, recording: Recording, event: NotOptimizedEvent, root: int) -> Finding:
         names = [escape(name) for name in event.replaced]
-        model, by = names_of(recording, [root]), trained_by(recording, root)
-        another, verb = ("other tensors", "are") if len(names) > 1 else ("another tensor", "is")
+        model = names_of(recording, [root])
+        by = trained_by(recording, root)
+        if by:
+            by = f" ({by})"
+        verb, another, name = "is", "another tensor", "this name"
+        if len(names) > 1:
+            verb = "are"
+            another = "other tensors"
+            name = "these names"
         return self._finding(
             "error",
             names,
-            f"{listed(names, self.named)} of {model} {verb} not in the optimizer{f' ({by})' if by else ''}: it holds "
-            f"{another} under {'these names' if len(names) > 1 else 'this name'}, and its steps do not change the model.",
+            f"{listed(names, self.named)} of {model} {verb} not in the "
+            f"optimizer{by}: it holds {another} under {name}, and its steps do not "
+            "change the model.",
             event,
-            "Make the optimizer after the last change of the model's parameters, or change them in place "
-            "(param.data.copy_, torch.nn.init) so that they stay the same tensors.",
+            "Make the optimizer after the last change of the model's parameters, or "
+            "change them in place (param.data.copy_, torch.nn.init) so that they "
+            "stay the same tensors.",
         )
 
     def _unheld(
@@ -136,35 +176,54 @@ class NotOptimized(Rule):
         names = [escape(name) for name in event.unheld]
         loud = [escape(name) for name in event.unheld if name in event.graded]
         shown, model = loud or names, names_of(recording, [root])
-        verb = "are" if len(shown) > 1 else "is"
-        got = f"; {'they get' if len(shown) > 1 else 'it gets'} gradients but never {'change' if len(shown) > 1 else 'changes'}"
+        verb, got = "is", "; it gets gradients but never changes"
+        if len(shown) > 1:
+            verb, got = "are", "; they get gradients but never change"
+        if not loud:
+            got = ""
+        severity: Severity = "info"
+        if loud and not fixed:
+            severity = "warning"
         return self._finding(
-            "warning" if loud and not fixed else "info",
+            severity,
             shown,
-            f"{listed(shown, self.named)} of {model} {verb} in no optimizer, though trainable{got if loud else ''}.",
+            f"{listed(shown, self.named)} of {model} {verb} in no optimizer, though "
+            f"trainable{got}.",
             event,
-            "Pass all of model.parameters() to the optimizer once the model is complete, and keep layers in "
-            "nn.ModuleList; call requires_grad_(False) on parameters that should not change.",
+            "Pass all of model.parameters() to the optimizer once the model is "
+            "complete, and keep layers in nn.ModuleList; call requires_grad_(False) "
+            "on parameters that should not change.",
         )
 
     def _outside(self, recording: Recording, event: NotOptimizedEvent, root: int) -> Finding:
-        names, model = [escape(name) for name in event.outside], names_of(recording, [root])
-        them, their = ("them", "their") if len(names) > 1 else ("it", "its")
+        names = [escape(name) for name in event.outside]
+        model = names_of(recording, [root])
+        them, their = "it", "its"
+        if len(names) > 1:
+            them, their = "them", "their"
+        severity: Severity = "warning"
+        if event.outside_fixed:
+            severity = "info"
         return Finding(
             code=self.code,
-            severity="info" if event.outside_fixed else "warning",
+            severity=severity,
             site=f"{escape(root_path(recording, root))}:out",
             step=-1,
-            message=f"{model} calls {listed(names, self.named)} but does not contain {them}: neither model.parameters() nor an "
-            f"optimizer has {their} parameters. They get gradients but never change.",
-            evidence={"outside": names},
+            message=f"{model} calls {listed(names, self.named)} but does not contain "
+            f"{them}: neither model.parameters() nor an optimizer has {their} "
+            "parameters. They get gradients but never change.",
+            evidence=OutsideEvidence(
+                outside=names,
+            ),
             confidence=0.9,
-            remedy="Keep modules in nn.ModuleList or nn.ModuleDict in place of a list or a dict; call requires_grad_(False) on "
-            "modules that should not change.",
+            remedy="Keep modules in nn.ModuleList or nn.ModuleDict in place of a "
+            "list or a dict; call requires_grad_(False) on modules that should not "
+            "change.",
         )
 
     def _tensors(self, recording: Recording, event: NotOptimizedEvent, root: int) -> Finding:
-        names, model = [escape(name) for name in event.tensors], names_of(recording, [root])
+        names = [escape(name) for name in event.tensors]
+        model = names_of(recording, [root])
         unchanged = "it. It gets gradients but never changes"
         if len(names) > 1:
             unchanged = "them. They get gradients but never change"
@@ -173,38 +232,49 @@ class NotOptimized(Rule):
             severity="info",
             site=f"{names[0]}:param",
             step=-1,
-            message=f"{listed(names, self.named)} of {model} {_ARE[len(names) > 1]}, so neither model.parameters() nor an "
-            f"optimizer has {unchanged}.",
-            evidence={"tensors": names},
+            message=f"{listed(names, self.named)} of {model} {_ARE[len(names) > 1]}, "
+            f"so neither model.parameters() nor an optimizer has {unchanged}.",
+            evidence=TensorsEvidence(
+                tensors=names,
+            ),
             confidence=0.9,
-            remedy="If it should be trained, make it an nn.Parameter before you make the optimizer.",
+            remedy="If it should be trained, make it an nn.Parameter before you make "
+            "the optimizer.",
         )
 
     def _in_vain(self, passes: int) -> Iterable[Finding]:
         if passes >= self.min_passes:
-            says = f"The program's optimizer never stepped in {passes:,} backward passes, which changed no parameter."
             yield Finding(
-                self.code,
-                "warning",
-                "optimizer",
-                -1,
-                says,
-                {"passes": passes},
-                0.9,
-                "Call optimizer.step() after backward(); with a GradScaler, scaler.step(optimizer) and scaler.update().",
+                code=self.code,
+                severity="warning",
+                site="optimizer",
+                step=-1,
+                message=f"The program's optimizer never stepped in {passes:,} backward "
+                "passes, which changed no parameter.",
+                evidence=InVainEvidence(passes=passes),
+                confidence=0.9,
+                remedy="Call optimizer.step() after backward(); with a GradScaler, "
+                "scaler.step(optimizer) and scaler.update().",
             )
 
     def _foreign(self, number: int) -> Finding:
-        held = f"{number:,} parameters that belong" if number != 1 else "a parameter that belongs"
+        held = "a parameter that belongs"
+        if number != 1:
+            held = f"{number:,} parameters that belong"
         return Finding(
             code=self.code,
             severity="info",
             site="optimizer",
             step=-1,
-            message=f"An optimizer holds {held} to no model that was called and never got a gradient.",
-            evidence={"foreign": number, "site": "optimizer"},
+            message=f"An optimizer holds {held} to no model that was called and never "
+            "got a gradient.",
+            evidence=ForeignEvidence(
+                foreign=number,
+                site="optimizer",
+            ),
             confidence=0.7,
-            remedy="Look at the parameters that it got: they may be those of a model that was replaced, or that is not used.",
+            remedy="Look at the parameters that it got: they may be those of a model "
+            "that was replaced, or that is not used.",
         )
 
     def _finding(
@@ -221,12 +291,12 @@ class NotOptimized(Rule):
             site=f"{names[0]}:param",
             step=-1,
             message=message,
-            evidence={
-                "parameters": list(names),
-                "elements": event.unheld_elements,
-                "graded": list(event.graded),
-                "replaced": list(event.replaced),
-            },
+            evidence=UnheldEvidence(
+                parameters=list(names),
+                elements=event.unheld_elements,
+                graded=list(event.graded),
+                replaced=list(event.replaced),
+            ),
             confidence=0.95,
             remedy=remedy,
         )

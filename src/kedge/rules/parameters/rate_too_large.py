@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import plain
 from kedge.rules.parameters.update_ratio import FROM_ZERO
 from kedge.rules.recorded.course import Course
@@ -16,10 +16,30 @@ from kedge.rules.recorded.optimizers import rates_of, trained_by
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.weights import Weight, WeightCourses, share, weight_courses, weights
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import listed
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats, Ints
+
+
+@dataclass(frozen=True)
+class GrownWeight:
+    """The sizes of a weight, and the largest of its updates relative to them."""
+
+    first: float | None
+    largest: float | None
+    update_ratio: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateTooLargeEvidence(Evidence):
+    """The weights that were overwritten most, and the first values of the loss."""
+
+    weights: Mapping[str, GrownWeight] = unsaid()
+    concerned: int = said("{} of this kind")
+    of: int = said("of {} in all")
+    losses: Sequence[float | None] = said("{} losses")
+    rates: Sequence[float] = said("rates: {}")
 
 
 @dataclass(frozen=True)
@@ -76,7 +96,6 @@ class RateTooLarge(Rule):
     severity = "error"
     of_the_beginning = True
     follows = "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT"
-    words: ClassVar[Words] = {"losses": "{} losses"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
@@ -90,7 +109,9 @@ class RateTooLarge(Rule):
         for root, group in weight_courses(recording).by_root(_is_updated):
             from_nonzero = np.flatnonzero(group.size[:, 0] > FROM_ZERO)
             own = group.part(from_nonzero, soon)
-            found = self._overwritten(own, beginnings) if own.weights else None
+            if not own.weights:
+                continue
+            found = self._overwritten(own, beginnings)
             if found is not None:
                 yield self._finding(recording, root, own, *found)
 
@@ -107,17 +128,20 @@ class RateTooLarge(Rule):
         self, own: WeightCourses, beginnings: list[_Beginning]
     ) -> tuple[list[int], int, _Beginning | None] | None:
         """Return the weights that were overwritten, the step by which they were, and a loss that did not fall."""
-        needed = max(min(2, len(own.weights)), int(np.ceil(self.part * len(own.weights))))
+        number = len(own.weights)
+        needed = max(min(2, number), int(np.ceil(self.part * number)))
         bar = np.where(own.steps == 0, self.grown, self.whole)
         large = (own.update >= bar) | (_growth(own) >= 1 + self.grown)
         first = _reached(large, own.steps, needed)
         if first is not None and all(early.stays(first) for early in beginnings):
-            return list(np.flatnonzero(large.any(axis=1))), first, next(iter(beginnings), None)
+            found = np.flatnonzero(large.any(axis=1)).tolist()
+            return found, first, next(iter(beginnings), None)
         risen = [at for early in beginnings if (at := early.risen(self.jump)) is not None]
         if beginnings and len(risen) == len(beginnings):
             harmed = (own.update > self.harm) & (own.steps < min(risen))
             if harmed.any(axis=1).sum() >= needed:
-                return list(np.flatnonzero(harmed.any(axis=1))), min(risen), beginnings[0]
+                found = np.flatnonzero(harmed.any(axis=1)).tolist()
+            return found, min(risen), beginnings[0]
         return None
 
     def _finding(
@@ -137,36 +161,42 @@ class RateTooLarge(Rule):
         weight = own.weights[worst]
         model = names_of(recording, [root])
         by = trained_by(recording, root)
-        by = f" ({by})" if by else ""
+        if by:
+            by = f" ({by})"
         fell = ""
+        confidence = 0.6
+        values: list[float | None] = []
         if loss is not None:
-            fell = f", and the loss went from {loss.first:.3g} to {loss.height(step):.3g}"
+            confidence = 0.9
+            values = [plain(value) for value in loss.values]
+            highest = loss.height(step)
+            fell = f", and the loss went from {loss.first:.3g} to {highest:.3g}"
         figures = {}
         for i in order[:6]:
             sizes = own.size[i][np.isfinite(own.size[i])]
-            figures[own.weights[i].param.path] = {
-                "first": plain(sizes[0]),
-                "largest": plain(sizes.max()),
-                "update_ratio": plain(updates[i]),
-            }
+            figures[own.weights[i].param.path] = GrownWeight(
+                first=plain(sizes[0]),
+                largest=plain(sizes.max()),
+                update_ratio=plain(updates[i]),
+            )
         return Finding(
             code=self.code,
             severity=self.severity,
             site=(weight.update or weight.param).site,
             step=step,
-            message=f"By step {step} the optimizer{by} had overwritten {len(found)} of "
-            f"{len(own.weights)} weights of {model}, {listed(names, 3)}: a step changed {names[0]} by "
-            f"{updates[worst]:.2g} times its size{fell}.",
-            evidence={
-                "weights": figures,
-                "concerned": len(found),
-                "of": len(own.weights),
-                "losses": [plain(value) for value in loss.values] if loss is not None else [],
-                "rates": rates_of(recording, root),
-            },
-            confidence=0.9 if loss is not None else 0.6,
-            remedy="Divide the learning rate by ten, and again if necessary; raise it slowly over the first steps (warm-up), and "
-            "clip gradients.",
+            message=f"By step {step} the optimizer{by} had overwritten {len(found)} "
+            f"of {len(own.weights)} weights of {model}, {listed(names, 3)}: a step "
+            f"changed {names[0]} by {updates[worst]:.2g} times its size{fell}.",
+            evidence=RateTooLargeEvidence(
+                weights=figures,
+                concerned=len(found),
+                of=len(own.weights),
+                losses=values,
+                rates=rates_of(recording, root),
+            ),
+            confidence=confidence,
+            remedy="Divide the learning rate by ten, and again if necessary; raise "
+            "it slowly over the first steps (warm-up), and clip gradients.",
         )
 
 
@@ -180,7 +210,9 @@ class _Beginning(Course):
         values = np.where(np.isfinite(values), values, np.inf)
         early = cls(loss.site, loss.rows.step, values).where(loss.rows.step <= 2 * soon)
         usable = len(early) > 1 and early.steps[0] <= 1 and np.isfinite(early.first)
-        return early if usable else None
+        if not usable:
+            return None
+        return early
 
     @property
     def first(self) -> float:
@@ -195,12 +227,16 @@ class _Beginning(Course):
     def risen(self, jump: float) -> int | None:
         """Return the step of the second value that is a multiple of the first; None if there is none."""
         high = np.flatnonzero((self.values >= jump * self.first) & (self.values > 0))
-        return int(self.steps[high[1]]) if len(high) > 1 and self.first > 0 else None
+        if len(high) > 1 and self.first > 0:
+            return int(self.steps[high[1]])
+        return None
 
     def height(self, step: int) -> float:
         """Return the highest value from a step to a few steps later."""
         near = self.values[(self.steps >= step) & (self.steps <= step + 3)]
-        return float(near.max()) if len(near) else float(self.values[-1])
+        if len(near):
+            return float(near.max())
+        return float(self.values[-1])
 
 
 def _growth(own: WeightCourses) -> Floats:
@@ -224,7 +260,9 @@ def _reached(large: np.ndarray, steps: Ints, needed: int) -> int | None:
     """Return the step by which enough weights had been overwritten at some time; None if that did not happen."""
     so_far = np.logical_or.accumulate(large, axis=1).sum(axis=0)
     enough = np.flatnonzero(so_far >= needed)
-    return int(steps[enough[0]]) + 1 if len(enough) else None
+    if not len(enough):
+        return None
+    return int(steps[enough[0]]) + 1
 
 
 def _is_updated(weight: Weight) -> bool:

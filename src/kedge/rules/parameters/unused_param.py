@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
+from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import NAMED
 from kedge.rules.recorded.gradient_paths import GradientPaths, PathEnd
 from kedge.rules.recorded.ledger import path_of, remedy_of, uncalled, unreached
@@ -14,12 +15,44 @@ from kedge.rules.recorded.optimizers import optimizers
 from kedge.rules.recorded.roots import by_root, root_of, root_path, within
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_sites
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import counted, listed
 from kedge.sites.site import escape
 from kedge.store.events import LedgerLine
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnusedParamEvidence(Evidence):
+    """Parameters that nothing trains, and why.
+
+    Attributes:
+        of: How many parameters of the model got gradients, where optimizers lack some of them.
+        again: More places with the same cause.
+    """
+
+    sites: Sequence[str] = said("sites {}")
+    cause: str = said("{}")
+    of: int | None = said("of {} in all", unless=None)
+    again: Sequence[str] = said("again: {}", unless=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutPathEvidence(Evidence):
+    """Parameters before the end of a path from the loss, and where that ends.
+
+    Attributes:
+        last: The last module without a gradient.
+        next: The next module with one; None without one.
+        again: More places where a path ends so.
+    """
+
+    sites: Sequence[str] = said("sites {}")
+    cause: str = said("{}")
+    last: str = said("at last {}")
+    next: str | None = said("next: {}")
+    again: Sequence[str] = said("again: {}", unless=())
 
 
 @dataclass(frozen=True)
@@ -71,11 +104,11 @@ class UnusedParam(Rule):
     code = "UNUSED-PARAM"
     name = "a trainable parameter is not trained"
     severity = "warning"
-    words: ClassVar[Words] = {"last": "at last {}"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every cause, and one for every root with parameters that no optimizer holds."""
-        paths, alive = uncalled(recording), _Alive.of(recording)
+        paths = uncalled(recording)
+        alive = _Alive.of(recording)
         judged = [
             entry
             for entry in unreached(recording)
@@ -87,12 +120,11 @@ class UnusedParam(Rule):
                 silence = alike[0][0]
                 sites = [entry.site for _, silent in alike for entry in silent]
                 says = f"got no gradient in the whole run: {silence.cause}"
-                evidence = {"cause": silence.cause, **silence.evidence()}
-                again = [_named(other.last or "") for other, _ in alike[1:]]
+                again = tuple(_named(other.last or "") for other, _ in alike[1:])
                 if again:
-                    says += f"; it ends so at {counted(len(again), 'other place')}, too: {listed(again, 3)}"
-                    evidence["again"] = again
-                yield self._finding(sites, says, evidence, silence.remedy)
+                    places = counted(len(again), "other place")
+                    says += f"; it ends so at {places}, too: {listed(again, 3)}"
+                yield self._finding(says, silence.evidence(sites, again), silence.remedy)
         if optimizers(recording) is None:
             yield from self._forgotten(recording)
 
@@ -102,30 +134,29 @@ class UnusedParam(Rule):
 
     def _forgotten(self, recording: Recording) -> Iterator[Finding]:
         held = {site.path for kind in ("param", "update") for site in recording.of_kind(kind)}
-        grads = [
-            site for site in trained_sites(recording, "param.grad") if self._often(recording, site)
-        ]
+        grads = trained_sites(recording, "param.grad")
+        grads = [site for site in grads if self._often(recording, site)]
         for _, own in by_root(grads, lambda site: site.root):
             sites = [site.site for site in own if site.path not in held]
             if sites and len(sites) < len(own):
                 says = "got gradients, but no optimizer that stepped has it"
-                yield self._finding(
-                    sites, says, {"cause": "in no optimizer", "of": len(own)}, _FORGOTTEN
-                )
+                evidence = UnusedParamEvidence(sites=sites, cause="in no optimizer", of=len(own))
+                yield self._finding(says, evidence, _FORGOTTEN)
 
     def _often(self, recording: Recording, site: SiteInfo) -> bool:
         return bool((recording.rows(site).level == FULL).sum() >= self.min_samples)
 
     def _finding(
-        self, sites: list[str], says: str, evidence: dict[str, object], remedy: str
+        self, says: str, evidence: UnusedParamEvidence | CutPathEvidence, remedy: str
     ) -> Finding:
+        sites = evidence.sites
         return Finding(
             code=self.code,
             severity=self.severity,
             site=sites[0],
             step=-1,
             message=f"{listed(sites, self.named)} {says}.",
-            evidence={"sites": sites, **evidence},
+            evidence=evidence,
             confidence=0.9,
             remedy=remedy,
         )
@@ -150,7 +181,8 @@ class _Alive:
         """Return the trained parameters of a recording."""
         every = recording.all_rows
         # An optimizer skips parameters without a gradient: their updates are recorded as zero.
-        there, moved = every.lengths > 0, every.any(every.rows.sumsq > 0)
+        there = every.lengths > 0
+        moved = every.any(every.rows.sumsq > 0)
         kinds = {"param.grad": there, "param.acc": there, "update": moved}
         seen = [
             site
@@ -170,7 +202,9 @@ class _Alive:
         trained = roots[root].trained if 0 <= root < len(roots) else None
         # Where this is not recorded, a model without gradients ran under no_grad, if another one
         # has gradients.
-        return path not in self.moved and (trained is True or not self.roots or root in self.roots)
+        if path in self.moved:
+            return False
+        return trained is True or not self.roots or root in self.roots
 
 
 class _Silence(NamedTuple):
@@ -189,23 +223,32 @@ class _Silence(NamedTuple):
     last: str | None = None
     next: str | None = None
 
-    def evidence(self) -> dict[str, object]:
-        """Return where the path ends, for the finding."""
-        return {} if self.last is None else {"last": self.last, "next": self.next}
+    def evidence(
+        self, sites: Sequence[str], again: Sequence[str]
+    ) -> UnusedParamEvidence | CutPathEvidence:
+        """Return the evidence about some parameters, and more places where a path ends so."""
+        if self.last is None:
+            return UnusedParamEvidence(sites=sites, cause=self.cause, again=again)
+        return CutPathEvidence(
+            sites=sites, cause=self.cause, last=self.last, next=self.next, again=again
+        )
 
 
 def _silences(
     recording: Recording, root: int, entries: Iterable[LedgerLine]
 ) -> dict[_Silence, list[LedgerLine]]:
     """Return the entries of one root by the reason why they got no gradient."""
-    paths, top = GradientPaths.of(recording, root), root_path(recording, root)
+    paths = GradientPaths.of(recording, root)
+    top = root_path(recording, root)
     ends = [(entry, paths.end(path_of(entry), top)) for entry in entries]
-    ruled_out = {
-        end.last: entry.ungraded or "" for entry, end in ends if end and end.without == end.last
-    }
+    ruled_out = {}
+    for entry, end in ends:
+        if end and end.without == end.last:
+            ruled_out[end.last] = entry.ungraded or ""
     # The path to what is before a call without a graph ends there as well.
-    cut_at = {mode: dict.fromkeys(paths.outermost(path) for path in ruled_out if ruled_out[path] == mode)
-              for mode in ruled_out.values()}  # fmt: skip
+    cut_at: dict[str, dict[str, None]] = {}
+    for path, mode in ruled_out.items():
+        cut_at.setdefault(mode, {})[paths.outermost(path)] = None
     groups: dict[_Silence, list[LedgerLine]] = {}
     for entry, end in ends:
         if end is None:
@@ -213,8 +256,10 @@ def _silences(
         elif end.without in ruled_out:
             mode = ruled_out[str(end.without)]
             silence = _without_graph(mode, list(cut_at[mode]))
+        elif end.inside:
+            silence = _beside(end)
         else:
-            silence = _beside(end) if end.inside else _behind(end._replace(last=paths.whole(end)))
+            silence = _behind(end._replace(last=paths.whole(end)))
         groups.setdefault(silence, []).append(entry)
     return groups
 
@@ -241,23 +286,28 @@ def _without_graph(mode: str, modules: list[str]) -> _Silence:
     called = listed([_named(path) for path in modules], 3)
     if mode == "cut checkpoint":
         return _Silence(
-            f"the modules ran, but {called} ran in a reentrant checkpoint none of whose inputs requires a gradient, so that no "
-            "backward runs through it",
-            "Use checkpoint(..., use_reentrant=False), or let the input of the checkpoint require a gradient "
-            "(requires_grad_(), or enable_input_require_grads() of transformers).",
+            f"the modules ran, but {called} ran in a reentrant checkpoint none of "
+            "whose inputs requires a gradient, so that no backward runs through it",
+            "Use checkpoint(..., use_reentrant=False), or let the input of the "
+            "checkpoint require a gradient (requires_grad_(), or "
+            "enable_input_require_grads() of transformers).",
             modules[-1],
         )
     if mode in ("no_grad inside", "inference_mode inside"):
         name = mode.removesuffix(" inside")
         return _Silence(
-            f"the modules ran, but {called} ran under {name} in a forward with grad, so the path from the loss ends there",
-            f"Remove torch.{name} there; if it is meant, call requires_grad_(False) on what is only used there or before it.",
+            f"the modules ran, but {called} ran under {name} in a forward with grad, "
+            "so the path from the loss ends there",
+            f"Remove torch.{name} there; if it is meant, call requires_grad_(False) "
+            "on what is only used there or before it.",
             modules[-1],
         )
     return _Silence(
-        f"the modules ran, but what {called} returned had no graph, so the path from the loss ends there",
-        "Look in it and around its call for no_grad, detach(), .data or a reentrant checkpoint whose inputs require no "
-        "gradient; if that is meant, call requires_grad_(False).",
+        f"the modules ran, but what {called} returned had no graph, so the path from "
+        "the loss ends there",
+        "Look in it and around its call for no_grad, detach(), .data or a reentrant "
+        "checkpoint whose inputs require no gradient; if that is meant, call "
+        "requires_grad_(False).",
         modules[-1],
     )
 
@@ -266,8 +316,8 @@ def _beside(end: PathEnd) -> _Silence:
     """Return the silence of parameters whose module got a gradient."""
     return _Silence(
         f"{_named(end.last)} ran, and the gradient of its output does not pass there",
-        "Use it in the forward, or set requires_grad_(False); if it is used, look inside the module for detach(), .data or "
-        "no_grad.",
+        "Use it in the forward, or set requires_grad_(False); if it is used, look "
+        "inside the module for detach(), .data or no_grad.",
         end.last,
     )
 
@@ -279,15 +329,15 @@ def _behind(end: PathEnd) -> _Silence:
     if end.after is not None:
         before = _named(end.after)
         reached = f"{before} after it got a gradient"
-    without = (
-        f"; {_named(end.without)}, next, returned a value without a graph"
-        if end.without is not None
-        else ""
-    )
+    without = ""
+    if end.without is not None:
+        without = f"; {_named(end.without)}, next, returned a value without a graph"
     return _Silence(
-        f"the modules ran, but the path from the loss ends after {last}: {reached}, and {last} got none{without}",
-        f"Look between {last} and {before} for one of: detach(), .data, no_grad, a value rebuilt from numbers, a reentrant "
-        "checkpoint whose inputs require no gradient, or a result that the loss does not use. If it is meant, call "
+        f"the modules ran, but the path from the loss ends after {last}: {reached}, "
+        f"and {last} got none{without}",
+        f"Look between {last} and {before} for one of: detach(), .data, no_grad, a "
+        "value rebuilt from numbers, a reentrant checkpoint whose inputs require no "
+        "gradient, or a result that the loss does not use. If it is meant, call "
         "requires_grad_(False), which saves the cost of a graph.",
         end.last,
         end.after,
@@ -299,6 +349,7 @@ def _named(path: str) -> str:
 
 
 _FORGOTTEN = (
-    "Pass it to an optimizer: make the optimizer when the model is complete, and keep layers in nn.ModuleList; if it "
-    "should not be trained, call requires_grad_(False), which saves the cost of its gradient."
+    "Pass it to an optimizer: make the optimizer when the model is complete, and "
+    "keep layers in nn.ModuleList; if it should not be trained, call "
+    "requires_grad_(False), which saves the cost of its gradient."
 )

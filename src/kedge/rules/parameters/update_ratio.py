@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, places, said
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trains
@@ -18,9 +19,20 @@ from kedge.rules.recorded.weights import (
     weight_courses,
     weights,
 )
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRatioEvidence(Evidence):
+    """The updates of some weights relative to their sizes."""
+
+    ratios: Mapping[str, float | None] = places("ratios")
+    weights: int = said("of {} weights")
+    concerned: int = said("{} of this kind")
+    samples: int = said("{} measured steps")
+    dtype: str = said("in {}")
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,6 @@ class UpdateRatio(Rule):
             "NOT-OPTIMIZED UNUSED-PARAM UNDERFLOW GRAD-ZERO:all DEAD-CHANNEL SATURATED GRAD-ZERO"
         ),
     }
-    words: ClassVar[Words] = {"weights": "of {} weights"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for too large and one for too small, for every root."""
@@ -96,9 +107,9 @@ class UpdateRatio(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured updates; a recording without weights has nothing to judge."""
         updates = [w.update for w in weights(recording) if w.update is not None]
-        return (
-            too_few(self.code, measured(recording, updates), self.min_samples) if updates else None
-        )
+        if not updates:
+            return None
+        return too_few(self.code, measured(recording, updates), self.min_samples)
 
     def _too_large(self, own: WeightCourses) -> Iterator[Finding]:
         from_zero = ~(first_finites(own.size) >= FROM_ZERO)  # also those without a size
@@ -125,7 +136,10 @@ class UpdateRatio(Rule):
             worst = small[np.argmin(ratios[small])]
             others = small[small != worst]
             step = int(own.steps[(driven[worst] < self.low).argmax()])
-            says = f"less than {self.low:g} times its size in {self.quantile:.0%} of the optimizer steps"
+            says = (
+                f"less than {self.low:g} times its size in {self.quantile:.0%} of the "
+                "optimizer steps"
+            )
             yield self._finding(own, ratios, [worst, *others], "small", says, step)
 
     def _quantiles(self, table: Floats, window: int, quantile: float) -> Floats:
@@ -156,15 +170,16 @@ class UpdateRatio(Rule):
             severity=self.severity,
             site=(weight.update or weight.param).site,
             step=step,
-            message=f"{weight.param.name} changed by {says} ({ratios[worst]:.2g}; first seen at step {step}){others}.",
-            evidence={
-                "kind": kind,
-                "ratios": {own.weights[i].param.path: plain(ratios[i]) for i in outside[:NAMED]},
-                "weights": len(own.weights),
-                "concerned": len(outside),
-                "samples": int(np.isfinite(own.update[worst]).sum()),
-                "dtype": weight.param.dtype,
-            },
+            message=f"{weight.param.name} changed by {says} ({ratios[worst]:.2g}; "
+            f"first seen at step {step}){others}.",
+            evidence=UpdateRatioEvidence(
+                kind=kind,
+                ratios={own.weights[i].param.path: plain(ratios[i]) for i in outside[:NAMED]},
+                weights=len(own.weights),
+                concerned=len(outside),
+                samples=int(np.isfinite(own.update[worst]).sum()),
+                dtype=weight.param.dtype,
+            ),
             confidence=0.8,
             remedy=_REMEDIES[kind],
         )
@@ -172,9 +187,10 @@ class UpdateRatio(Rule):
 
 _REMEDIES = {
     "large": "Lower the learning rate, or raise it slowly over the first steps.",
-    "small": "Raise the learning rate; check that the scheduler does not hold it at zero and that the gradient is not "
-    "clipped or scaled to nothing. In bfloat16 and float16 an update below a thousandth of the weight is rounded away: "
-    "keep float32 master weights.",
+    "small": "Raise the learning rate; check that the scheduler does not hold it at "
+    "zero and that the gradient is not clipped or scaled to nothing. In bfloat16 and "
+    "float16 an update below a thousandth of the weight is rounded away: keep "
+    "float32 master weights.",
 }
 
 #: A weight smaller than this at its first sample was set to zero on purpose.

@@ -61,7 +61,10 @@ def steps_with_little_loss(recording: Recording, share: float) -> Ints:
     known = [loss for loss in losses(recording) if len(loss.values)]
     if not known or any(float(loss.values.min()) < 0 for loss in known):
         return np.zeros(0, dtype=np.int64)
-    little = [loss.steps[loss.values < share * float(np.median(loss.values[:5]))] for loss in known]
+    little = []
+    for loss in known:
+        first = float(np.median(loss.values[:5]))
+        little.append(loss.steps[loss.values < share * first])
     found = little[0]
     for steps in little[1:]:
         found = np.intersect1d(found, steps)
@@ -80,7 +83,8 @@ def steps_without_loss(recording: Recording) -> Ints:
 
 def is_single_output(recording: Recording, site: SiteInfo) -> bool:
     """Whether a site is the output of a root, and a single number."""
-    return site.kind == "out" and site.path in root_paths(recording) and math.prod(site.shape) == 1
+    is_of_root = site.kind == "out" and site.path in root_paths(recording)
+    return is_of_root and math.prod(site.shape) == 1
 
 
 def maker_at(
@@ -102,10 +106,16 @@ def maker_at(
     calls = rows.calls[rows.step == step]
     nodes = {node for node, _ in before}
     is_one = len(nodes) == 1 or not (calls > 1).any()
-    return made if is_one else (None, made[1])
+    if is_one:
+        return made
+    return (None, made[1])
 
 
 def whole_steps(amounts: Ints) -> Bools:
     """Return which steps have the usual number of calls or elements; all, if most steps differ."""
-    usual = np.asarray(amounts == np.median(amounts)) if len(amounts) else np.zeros(0, dtype=bool)
-    return usual if usual.sum() > len(amounts) / 2 else np.ones(len(amounts), dtype=bool)
+    usual = np.zeros(0, dtype=bool)
+    if len(amounts):
+        usual = np.asarray(amounts == np.median(amounts))
+    if usual.sum() > len(amounts) / 2:
+        return usual
+    return np.ones(len(amounts), dtype=bool)

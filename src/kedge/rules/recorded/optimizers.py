@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kedge.rules.recorded.trained import trained_sites
 from kedge.store.events import NotOptimizedEvent, OptimizersEvent, RecordedOptimizer
@@ -19,10 +19,10 @@ def optimizers(recording: Recording) -> tuple[RecordedOptimizer, ...] | None:
 
 def has_optimizer(recording: Recording) -> bool:
     """Whether a step of an optimizer was recorded: only then are there parameters and norms of gradients."""
-    kinds = ("param", "update", "grad.norm")
-    return any(
-        len(recording.rows(site)) for kind in kinds for site in trained_sites(recording, kind)
-    )
+    for kind in ("param", "update", "grad.norm"):
+        if any(len(recording.rows(site)) for site in trained_sites(recording, kind)):
+            return True
+    return False
 
 
 def events_of(recording: Recording, kind: type[AnyEvent]) -> list[AnyEvent]:
@@ -34,7 +34,8 @@ def events_of(recording: Recording, kind: type[AnyEvent]) -> list[AnyEvent]:
 
 def unheld_parameters(recording: Recording) -> set[str]:
     """Return the paths of the trainable parameters that no optimizer held at the end of the run."""
-    return {path for event in events_of(recording, NotOptimizedEvent) for path in event.unheld}
+    events = events_of(recording, NotOptimizedEvent)
+    return {path for event in events for path in event.unheld}
 
 
 def later_starts(recording: Recording, root: int | None = None) -> list[int]:
@@ -44,21 +45,28 @@ def later_starts(recording: Recording, root: int | None = None) -> list[int]:
         recording: The recording.
         root: Only for optimizers that train this root; for all if None.
     """
-    own = (optimizers(recording) or ()) if root is None else _training(recording, root)
-    return sorted({start for optimizer in own if (start := optimizer.first_step or 0) > 0})
+    own: Sequence[RecordedOptimizer] = optimizers(recording) or ()
+    if root is not None:
+        own = _training(recording, root)
+    starts = {optimizer.first_step or 0 for optimizer in own}
+    return sorted(start for start in starts if start > 0)
 
 
 def rates_of(recording: Recording, root: int) -> list[float]:
     """Return the learning rates of the optimizers that train a root, the highest first."""
-    rates = {float(rate) for optimizer in _training(recording, root) for rate in optimizer.rates}
+    training = _training(recording, root)
+    rates = {float(rate) for optimizer in training for rate in optimizer.rates}
     return sorted((rate for rate in rates if rate > 0), reverse=True)
 
 
 def trained_by(recording: Recording, root: int) -> str:
     """Return words for the optimizers that train a root: ``Adam with a learning rate of 0.001``; empty if unknown."""
-    types = ", ".join(dict.fromkeys(optimizer.type for optimizer in _training(recording, root)))
+    training = _training(recording, root)
+    types = ", ".join(dict.fromkeys(optimizer.type for optimizer in training))
     rates = rates_of(recording, root)
-    return types + (f" with a learning rate of {listed_rates(rates)}" if types and rates else "")
+    if not types or not rates:
+        return types
+    return f"{types} with a learning rate of {listed_rates(rates)}"
 
 
 def listed_rates(rates: Iterable[float]) -> str:
@@ -68,4 +76,5 @@ def listed_rates(rates: Iterable[float]) -> str:
 
 def _training(recording: Recording, root: int) -> list[RecordedOptimizer]:
     """Return the optimizers that train a root."""
-    return [optimizer for optimizer in optimizers(recording) or () if root in optimizer.roots]
+    known = optimizers(recording) or ()
+    return [optimizer for optimizer in known if root in optimizer.roots]

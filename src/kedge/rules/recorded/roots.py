@@ -12,7 +12,9 @@ T = TypeVar("T")
 
 def root_path(recording: Recording, root: int) -> str:
     """Return the path of a root; empty for the first one, and for an unknown one."""
-    return recording.roots[root].prefix if 0 <= root < len(recording.roots) else ""
+    if 0 <= root < len(recording.roots):
+        return recording.roots[root].prefix
+    return ""
 
 
 def root_paths(recording: Recording) -> frozenset[str]:
@@ -26,15 +28,15 @@ def root_of(recording: Recording, path: str) -> int:
         return 0
     fitting = [i for i, root in enumerate(recording.roots) if within(path, root.prefix)]
     found = max(fitting, key=lambda i: len(recording.roots[i].prefix), default=-1)
-    return found if found >= 0 and _holds(recording.roots[found], path) else -1
+    if found >= 0 and _holds(recording.roots[found], path):
+        return found
+    return -1
 
 
 def names_of(recording: Recording, roots: Iterable[int]) -> str:
     """Return the names of some roots, with commas between; "the model" if none is known."""
-    return (
-        ", ".join(recording.roots[root].name for root in roots if 0 <= root < len(recording.roots))
-        or "the model"
-    )
+    known = [root for root in roots if 0 <= root < len(recording.roots)]
+    return ", ".join(recording.roots[root].name for root in known) or "the model"
 
 
 def by_root(items: Iterable[T], root: Callable[[T], int]) -> list[tuple[int, list[T]]]:
@@ -49,9 +51,10 @@ def _holds(root: Root, path: str) -> bool:
     """Whether a root has a child that a path begins with, as far as its modules are described."""
     prefix = root.prefix
     child, _, rest = path[len(prefix) :].lstrip(".").partition(".")
-    children = {
-        str(module["path"])[len(prefix) :].lstrip(".").partition(".")[0] for module in root.modules
-    }
+    children = set()
+    for module in root.modules:
+        inside = str(module["path"])[len(prefix) :].lstrip(".")
+        children.add(inside.partition(".")[0])
     # A path without a dot is a parameter or a child of the root itself, which may have got it
     # later.
     return not rest or not root.modules or child in children

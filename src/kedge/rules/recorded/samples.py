@@ -15,14 +15,16 @@ MEASURED = "measured steps"
 
 def too_few(code: str, have: int, need: int, lacks: str = MEASURED) -> Lack | None:
     """Return the lack of a rule that needs a number of samples; None if there are enough."""
-    return Lack(code, lacks, have, need) if have < need else None
+    if have < need:
+        return Lack(code, lacks, have, need)
+    return None
 
 
 def no_end(code: str, recording: Recording) -> Lack | None:
     """Return the lack of a rule that reads events written at the end of the program."""
-    return (
-        None if recording.end is not None else Lack(code, "end of the program", 0, 1, grows=False)
-    )
+    if recording.end is not None:
+        return None
+    return Lack(code, "end of the program", 0, 1, grows=False)
 
 
 def no_loss_graph(code: str, recording: Recording) -> Lack | None:

@@ -16,14 +16,14 @@ def trained_roots(recording: Recording) -> frozenset[int]:
     All of them, if the recording does not say. Without an optimizer, as where the program updates
     the weights itself, those that got gradients.
     """
-    roots = range(
-        max(len(recording.roots), 1 + max((site.root for site in recording.sites), default=0))
-    )
+    last = max((site.root for site in recording.sites), default=0)
+    roots = range(max(len(recording.roots), 1 + last))
     known = {i: root.trained for i, root in enumerate(recording.roots)}
     trained = frozenset(i for i in roots if known.get(i) is not False)
-    return trained or frozenset(
-        site.root for site in recording.of_kind("param.grad") if len(recording.rows(site))
-    )
+    if trained:
+        return trained
+    grads = recording.of_kind("param.grad")
+    return frozenset(site.root for site in grads if len(recording.rows(site)))
 
 
 def trained_sites(recording: Recording, kind: str) -> list[SiteInfo]:
@@ -50,11 +50,14 @@ def steps_of_training(recording: Recording, root: int) -> Ints:
     Gradients alone count if no optimizer ever stepped with it: a model that is trained no more may
     keep its last ones. All measured steps, if no gradient of the program was recorded.
     """
-    graded, stepped = (_measured(recording, root, kind) for kind in ("param.grad", "update"))
+    graded = _measured(recording, root, "param.grad")
+    stepped = _measured(recording, root, "update")
     lengths = recording.all_rows.lengths
     if not any(lengths[site.id] for site in recording.of_kind("param.grad")):
         return recording.steps
-    return np.intersect1d(graded, stepped) if len(stepped) else graded
+    if len(stepped):
+        return np.intersect1d(graded, stepped)
+    return graded
 
 
 def _measured(recording: Recording, root: int, kind: str) -> Ints:

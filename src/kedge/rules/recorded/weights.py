@@ -134,7 +134,9 @@ def middle(table: Floats) -> Floats:
 def finite_median(values: Floats) -> float:
     """Return the median of the finite ones of some values; NaN if there are none."""
     finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else float("nan")
+    if len(finite):
+        return float(np.median(finite))
+    return float("nan")
 
 
 def finite_medians(table: Floats) -> Floats:

@@ -66,20 +66,24 @@ class Wiring:
         """Return the modules that take this one's output unchanged; of nested ones, the innermost."""
         paths = {path for out in module.outs for path in self._takers.get(out, ())}
         taking = [m for path in paths if (m := self.modules[path]) is not module]
-        innermost = [
-            m
-            for m in taking
-            if not any(other.path in paths for other in self.inside(m) if other is not module)
-        ]
+        innermost = []
+        for taker in taking:
+            inner = [other for other in self.inside(taker) if other is not module]
+            if not any(other.path in paths for other in inner):
+                innermost.append(taker)
         return sorted(innermost, key=lambda m: self._order[m.path])
 
     def returned(self, holder: ModuleSites) -> ModuleSites | None:
         """Return the module whose output a container returned unchanged; None if its own forward made its output."""
-        return next((m for m in reversed(self.inside(holder)) if self._returns(holder, m)), None)
+        for module in reversed(self.inside(holder)):
+            if self._returns(holder, module):
+                return module
+        return None
 
     def start(self, module: ModuleSites) -> int:
         """Return the position of the first module that returns after this one was entered."""
-        return min([module.position, *(inner.position for inner in self.inside(module))])
+        positions = [inner.position for inner in self.inside(module)]
+        return min([module.position, *positions])
 
     def later(self, module: ModuleSites) -> int:
         """Return how many modules of the same root return after this one."""
@@ -94,7 +98,8 @@ class Wiring:
         """Whether a container's output may be a module's: they have the same node, gradient and figures."""
         if not holder.outs or not module.outs:
             return module is self.inside(holder)[-1]
-        outer, inner = self.sites[holder.outs[0]], self.sites[module.outs[0]]
+        outer = self.sites[holder.outs[0]]
+        inner = self.sites[module.outs[0]]
         if outer.node != inner.node:
             return False
         # Hooks on one tensor fire in the order of registration, the inner one first; backward
@@ -105,7 +110,8 @@ class Wiring:
 
     def _alike(self, outer: SiteInfo, inner: SiteInfo) -> bool:
         """Whether two outputs had the same figures in all steps in which both modules were called equally often."""
-        a, b = self.recording.rows(outer), self.recording.rows(inner)
+        a = self.recording.rows(outer)
+        b = self.recording.rows(inner)
         _, i, j = np.intersect1d(a.step, b.step, return_indices=True)
         same = a.calls[i] == b.calls[j]
         i, j = i[same], j[same]
@@ -123,7 +129,11 @@ class Wiring:
     @cached_property
     def described(self) -> Mapping[str, Mapping[str, Any]]:
         """The recording's descriptions of the modules themselves, by path."""
-        return {module["path"]: module for root in self.recording.roots for module in root.modules}
+        described = {}
+        for root in self.recording.roots:
+            for module in root.modules:
+                described[module["path"]] = module
+        return described
 
     @cached_property
     def _order(self) -> dict[str, int]:
@@ -197,7 +207,9 @@ def _module(path: str, sites: Iterable[SiteInfo]) -> ModuleSites:
     ins, outs, grads, params, param_grads = (
         tuple(site.id for site in kinds[kind]) for kind in _KINDS
     )
-    named = [*kinds["out"], *kinds["in"], *kinds["out.grad"], *kinds["param"], *kinds["param.grad"]]
+    named: list[SiteInfo] = []
+    for kind in ("out", "in", "out.grad", "param", "param.grad"):
+        named += kinds[kind]
     sources = {source for site in kinds["in"] or kinds["out"] for source in site.sources}
     # Gradients fire from the loss backwards, so without outputs their order is reversed.
     position = min(outs or ins or params, default=-min(grads or param_grads, default=0))

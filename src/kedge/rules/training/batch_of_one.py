@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import NAMED
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trained_sites, trains
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.store.events import ModesEvent
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOfOneEvidence(Evidence):
+    """The modules that normalised over one sample, and in how many measured steps at most."""
+
+    modules: Sequence[str] = said("modules {}")
+    of: int = said("of {} in all")
+    types: Sequence[str] = said("of type {}")
+    times: int = said("{} times")
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,6 @@ class BatchOfOne(Rule):
     code = "BATCH-OF-ONE"
     name = "batch statistics of a single sample"
     severity = "warning"
-    words: ClassVar[Words] = {"types": "of type {}"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for all modules."""
@@ -73,33 +82,36 @@ class BatchOfOne(Rule):
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured steps; a model without batch statistics has none to judge."""
         sites = _normalised(recording) if trains(recording) else []
-        return too_few(self.code, measured(recording, sites), 1) if sites else None
+        if not sites:
+            return None
+        return too_few(self.code, measured(recording, sites), 1)
 
     def _finding(self, found: list[tuple[SiteInfo, Ints]]) -> Finding:
         paths = [site.name for site, _ in found]
         times = max(len(steps) for _, steps in found)
         first = min(int(steps[0]) for _, steps in found)
-        often = (
-            f" in {times:,} measured steps, first at step {first}"
-            if times > 1
-            else f" in step {first}"
-        )
+        severity: Severity = "info"
+        often = f" in step {first}"
+        if times > 1:
+            severity = "warning"
+            often = f" in {times:,} measured steps, first at step {first}"
         return Finding(
             code=self.code,
-            severity="info" if times == 1 else "warning",
+            severity=severity,
             site=found[0][0].site,
             step=first,
-            message=f"{listed(paths, self.named)} ({found[0][0].type}) normalised over a batch of one sample in training"
-            f"{often}.",
-            evidence={
-                "modules": paths[:NAMED],
-                "of": len(paths),
-                "types": sorted({site.type for site, _ in found}),
-                "times": times,
-            },
+            message=f"{listed(paths, self.named)} ({found[0][0].type}) normalised "
+            f"over a batch of one sample in training{often}.",
+            evidence=BatchOfOneEvidence(
+                modules=paths[:NAMED],
+                of=len(paths),
+                types=sorted({site.type for site, _ in found}),
+                times=times,
+            ),
             confidence=0.9,
-            remedy="If it is the rest of an epoch, use DataLoader(..., drop_last=True); otherwise a larger batch, or GroupNorm "
-            "or LayerNorm, which do not depend on the batch.",
+            remedy="If it is the rest of an epoch, use DataLoader(..., "
+            "drop_last=True); otherwise a larger batch, or GroupNorm or LayerNorm, "
+            "which do not depend on the batch.",
         )
 
 
@@ -124,9 +136,11 @@ def _alone(recording: Recording, site: SiteInfo) -> Ints:
         return steps
     # Images of another size have another number of elements too: a value of samples and channels
     # alone shows the batch.
-    flat = (s for s in trained_sites(recording, "out") if s.root == site.root and len(s.shape) == 2)
-    for other in flat:
+    for other in trained_sites(recording, "out"):
+        if other.root != site.root or len(other.shape) != 2:
+            continue
         known = recording.rows(other)
         if other.shape[0] == site.shape[0]:
-            return np.intersect1d(steps, known.step[known.count == known.calls * other.shape[1]])
+            is_alone = known.count == known.calls * other.shape[1]
+            return np.intersect1d(steps, known.step[is_alone])
     return steps[:0]

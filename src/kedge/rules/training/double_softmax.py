@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
-from kedge.json_input.classes import as_json
+from kedge.frames import SourceLine
+from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import line_of
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
-from kedge.rules.rule import Finding, Lack, Rule, Severity, Words
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.sites.operation_names import recorded_names
 from kedge.store.events import LossGraphEvent
 from kedge.store.recording import Recording, SiteInfo
@@ -50,6 +50,14 @@ _LINEAR = frozenset(
     ("addmm", "mm", "bmm", "baddbmm", "linear", "convolution", "mkldnn_convolution", "mv", "addmv")
 )
 _WITH_LOGITS = "binary_cross_entropy_with_logits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoubleSoftmaxEvidence(Evidence):
+    """The operations from the loss backwards, and the line that calls backward."""
+
+    operations: Sequence[str] = said("operations {}")
+    source: SourceLine | None = unsaid()
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,6 @@ class DoubleSoftmax(Rule):
     code = "DOUBLE-SOFTMAX"
     name = "softmax or sigmoid twice before the loss, or not at all"
     severity = "warning"
-    words: ClassVar[Words] = {"operations": "operations {}"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every line that calls backward."""
@@ -117,24 +124,30 @@ class DoubleSoftmax(Rule):
     ) -> Finding:
         severity, says, remedy = judged
         site = next((site for site in recording.sites if site.site == event.site), None)
+        source = None
+        if site is not None:
+            source = site.source
+        step = -1
+        if event.step is not None:
+            step = event.step
         return Finding(
             code=self.code,
             severity=severity,
             site=event.site,
-            step=-1 if event.step is None else event.step,
+            step=step,
             message=f"The loss ({event.site}{_line(site)}) {says}.",
-            evidence={
-                "operations": chain[: self.shown],
-                "source": as_json(site.source) if site is not None else None,
-            },
+            evidence=DoubleSoftmaxEvidence(
+                operations=chain[: self.shown],
+                source=source,
+            ),
             confidence=0.95,
             remedy=remedy,
         )
 
 
 _TAKE_OUT = (
-    "Pass the output of the last linear layer to the loss: remove the {name} from the model, or apply it only where "
-    "you need probabilities."
+    "Pass the output of the last linear layer to the loss: remove the {name} from "
+    "the model, or apply it only where you need probabilities."
 )
 _LOG = "Use cross_entropy on the output of the last linear layer, or log_softmax before nll_loss."
 
@@ -143,16 +156,24 @@ def _judged(chain: Sequence[str]) -> tuple[Severity | None, str, str]:
     """Return the severity of a chain of operations, its description, and the remedy."""
     kept = [name for name in chain if name not in _RESHAPES]
     for at, (name, before) in enumerate(pairwise(kept)):
-        further = kept[at + 2] if at + 2 < len(kept) else ""
+        further = ""
+        if at + 2 < len(kept):
+            further = kept[at + 2]
         if name == "log_softmax" and before in ("softmax", "sigmoid"):
             says = f"applies log_softmax to the output of {before}"
             return "warning", says, _TAKE_OUT.format(name=before)
         if name == _WITH_LOGITS and before in ("sigmoid", "softmax"):
             says = f"applies a sigmoid to the output of {before}"
             return "warning", says, _TAKE_OUT.format(name=before)
-        if name.startswith("nll_loss") and (before in ("softmax", "sigmoid") or before in _LINEAR):
-            given = "logits" if before in _LINEAR else f"the output of {before}"
-            return "warning", f"is nll_loss of {given}, which expects log-probabilities", _LOG
+        if name.startswith("nll_loss"):
+            given = ""
+            if before in _LINEAR:
+                given = "logits"
+            elif before in ("softmax", "sigmoid"):
+                given = f"the output of {before}"
+            if given:
+                says = f"is nll_loss of {given}, which expects log-probabilities"
+                return "warning", says, _LOG
         if name == "log_softmax" and (
             before == "log_softmax" or (before, further) == ("log", "softmax")
         ):
@@ -166,4 +187,6 @@ def _judged(chain: Sequence[str]) -> tuple[Severity | None, str, str]:
 
 
 def _line(site: SiteInfo | None) -> str:
-    return f" at {line_of(site.source)}" if site is not None and site.source else ""
+    if site is not None and site.source:
+        return f" at {line_of(site.source)}"
+    return ""

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
+from kedge.rules.evidence import Evidence, said, said_share, unsaid
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.optimizers import events_of, has_optimizer
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import steps_of_training, trained_roots
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import counted, listed
 from kedge.store.events import ModesEvent
 from kedge.store.recording import Recording
 from kedge.store.rows import Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalModeEvidence(Evidence):
+    """The modules in evaluation mode, and the steps of training in which they were."""
+
+    modules: Sequence[str] = said("modules {}")
+    of: int = said("of {} in all")
+    since: int = said("since step {}")
+    interruptions: int = unsaid()
+    steps: int = said("steps {}")
+    share: float | None = said_share("a share of {}")
 
 
 @dataclass(frozen=True)
@@ -56,11 +68,11 @@ class EvalMode(Rule):
     code = "EVAL-MODE"
     name = "the model is trained in evaluation mode"
     severity = "warning"
-    words: ClassVar[Words] = {"since": "since step {}", "interruptions": ""}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
-        events, trained = events_of(recording, ModesEvent), trained_roots(recording)
+        events = events_of(recording, ModesEvent)
+        trained = trained_roots(recording)
         for root in sorted({event.root for event in events} & trained):
             own = [event for event in events if event.root == root]
             steps = steps_of_training(recording, root)
@@ -83,28 +95,34 @@ class EvalMode(Rule):
         self, recording: Recording, root: int, phases: list[ModesEvent], shown: tuple[int, int]
     ) -> Finding:
         (steps, of), event, since = shown, phases[-1], phases[0].step
-        paths, site = list(event.eval), f"{root_path(recording, root)}:out"
+        paths = list(event.eval)
+        site = f"{root_path(recording, root)}:out"
         model = names_of(recording, [root])
-        broken = "" if len(phases) == 1 else f" with {counted(len(phases) - 1, 'interruption')}"
+        broken = ""
+        if len(phases) > 1:
+            broken = f" with {counted(len(phases) - 1, 'interruption')}"
+        verb = "do" if len(paths) > 1 else "does"
         return Finding(
             code=self.code,
             severity=self.severity,
             site=site,
             step=since,
-            message=f"{model} ({site}) has been trained in evaluation mode since step {since}{broken}, in {steps:,} of "
-            f"{of:,} measured steps of its training: {listed(paths, 3)} {'do' if len(paths) > 1 else 'does'} not work as in "
+            message=f"{model} ({site}) has been trained in evaluation mode since step "
+            f"{since}{broken}, in {steps:,} of {of:,} measured steps of its training: "
+            f"{listed(paths, 3)} {verb} not work as in "
             "training.",
-            evidence={
-                "modules": paths[:NAMED],
-                "of": len(paths),
-                "since": since,
-                "interruptions": len(phases) - 1,
-                "steps": steps,
-                "share": plain(steps / max(of, 1)),
-            },
+            evidence=EvalModeEvidence(
+                modules=paths[:NAMED],
+                of=len(paths),
+                since=since,
+                interruptions=len(phases) - 1,
+                steps=steps,
+                share=plain(steps / max(of, 1)),
+            ),
             confidence=0.9,
-            remedy="Call model.train() before the training loop, and again after each evaluation. To keep statistics as they "
-            "are, put only those modules into evaluation mode.",
+            remedy="Call model.train() before the training loop, and again after "
+            "each evaluation. To keep statistics as they are, put only those modules "
+            "into evaluation mode.",
         )
 
 
@@ -113,5 +131,7 @@ def _phases(own: list[ModesEvent], steps: Ints) -> Iterable[tuple[ModesEvent, in
     ends = [event.step for event in own[1:]]
     for event, end in zip(own, [*ends, None], strict=True):
         if not event.training and event.eval and not event.train:
-            since = steps[steps >= event.step]
-            yield event, int((since < end).sum()) if end is not None else len(since)
+            phase = steps >= event.step
+            if end is not None:
+                phase &= steps < end
+            yield event, int(phase.sum())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from kedge.json_input.classes import as_json
+from kedge.frames import SourceLine
+from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import line_of, plain
 from kedge.rules.recorded.losses import Loss, losses
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.sites.operation_names import recorded_names
 from kedge.store.events import LossGraphEvent
 from kedge.store.recording import Recording
@@ -24,17 +24,27 @@ _GIVEN = {
     "binary_cross_entropy_with_logits": "its targets must be between 0 and 1",
 }
 _REMEDIES = {
-    "nll_loss": "Use cross_entropy on the output of the last linear layer, or log_softmax before nll_loss; weights of classes "
-    "must not be negative.",
-    "binary_cross_entropy": "Scale the targets to between 0 and 1: divide masks of 0 and 255 by 255, replace labels of -1 and "
-    "1 by "
-    "(labels + 1) / 2.",
+    "nll_loss": "Use cross_entropy on the output of the last linear layer, or "
+    "log_softmax before nll_loss; weights of classes must not be negative.",
+    "binary_cross_entropy": "Scale the targets to between 0 and 1: divide masks of 0 "
+    "and 255 by 255, replace labels of -1 and 1 by (labels + 1) / 2.",
     "neg": "Remove the minus sign, unless the loss is meant to mislead another model.",
 }
 #: Operations that do not change the sign of a loss.
 _KEEPS = frozenset(
     ("mean", "sum", "div", "to_copy", "squeeze", "view", "reshape", "clone", "select")
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossBelowZeroEvidence(Evidence):
+    """The operation that made the loss, and how often it was below zero."""
+
+    operation: str = said("operation {}")
+    least: float | None = said("least {}")
+    below: int = said("{} of them below zero")
+    losses: int = said("{} losses")
+    source: SourceLine | None = unsaid()
 
 
 @dataclass(frozen=True)
@@ -77,12 +87,6 @@ class LossBelowZero(Rule):
     name = "a loss is below its lowest possible value"
     severity = "warning"
     follows = "DOUBLE-SOFTMAX"
-    words: ClassVar[Words] = {
-        "operation": "operation {}",
-        "least": "least {}",
-        "below": "{} of them below zero",
-        "losses": "{} losses",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every line that calls backward."""
@@ -103,33 +107,48 @@ class LossBelowZero(Rule):
         return no_loss_graph(self.code, recording)
 
     def _finding(self, loss: Loss, below: Bools, name: str, *, turned: bool) -> Finding:
-        first, source = int(loss.steps[below.argmax()]), loss.site.source
-        where = f" at {line_of(source)}" if source else ""
+        first = int(loss.steps[below.argmax()])
+        source = loss.site.source
+        where = ""
+        if source:
+            where = f" at {line_of(source)}"
         least = float(loss.values.min())
-        count = f"in {int(below.sum())} of {len(below)} steps (first in step {first}, lowest value {least:.3g})"
+        seen = f"first in step {first}, lowest value {least:.3g}"
+        count = f"in {int(below.sum())} of {len(below)} steps ({seen})"
         head = f"The loss ({loss.site.site}{where})"
-        doubtful = turned and not loss.ends_badly
+        severity: Severity = "warning"
+        confidence = 0.95
         if turned:
-            says = f"{head} is {name} with a minus sign: the optimizer increases {name}. It was below zero {count}"
-            says += ", and it is not finite at the end." if loss.ends_badly else "."
+            remedy = _REMEDIES["neg"]
+            says = (
+                f"{head} is {name} with a minus sign: the optimizer increases {name}. "
+                f"It was below zero {count}"
+            )
+            if loss.ends_badly:
+                says += ", and it is not finite at the end."
+            else:
+                says += "."
+                severity = "info"
+                confidence = 0.7
         else:
+            remedy = _REMEDIES[name.removesuffix("_with_logits")]
             given = _GIVEN[name]
             says = f"{head} is {name}, which cannot be below zero, but was {count}: {given}."
         return Finding(
             code=self.code,
-            severity="info" if doubtful else "warning",
+            severity=severity,
             site=loss.site.site,
             step=first,
             message=says,
-            evidence={
-                "operation": name,
-                "least": plain(least),
-                "below": int(below.sum()),
-                "losses": len(below),
-                "source": as_json(source),
-            },
-            confidence=0.7 if doubtful else 0.95,
-            remedy=_REMEDIES["neg" if turned else name.removesuffix("_with_logits")],
+            evidence=LossBelowZeroEvidence(
+                operation=name,
+                least=plain(least),
+                below=int(below.sum()),
+                losses=len(below),
+                source=source,
+            ),
+            confidence=confidence,
+            remedy=remedy,
         )
 
 
@@ -139,7 +158,9 @@ def _behind(chain: Sequence[str]) -> str | None:
     for at, name in enumerate(chain):
         loss = "nll_loss" if name.startswith("nll_loss") else name  # images have nll_loss2d
         if loss in _GIVEN:
-            return None if loss == "nll_loss" and _is_weighed(chain[at + 1 :]) else sign + loss
+            if loss == "nll_loss" and _is_weighed(chain[at + 1 :]):
+                return None
+            return sign + loss
         if name == "neg" and not sign:
             sign = "-"
         elif name not in _KEEPS:

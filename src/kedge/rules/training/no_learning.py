@@ -5,20 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import plain
 from kedge.rules.recorded.losses import Loss, losses
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.roots import root_path
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_roots, trains
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.events import LossGraphEvent
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoLearningEvidence(Evidence):
+    """The first and the last values of the loss, and its noise from step to step."""
+
+    first: float | None = said("at first {}")
+    last: float | None = said("at last {}")
+    noise: float | None = said("noise {}")
+    losses: int = said("{} losses")
+    classes: int | None = said("{} classes")
 
 
 @dataclass(frozen=True)
@@ -77,13 +88,6 @@ class NoLearning(Rule):
         "RATE-TOO-LARGE NOT-OPTIMIZED UNDERFLOW DEAD-CHANNEL SATURATED GRAD-ZERO "
         "GRAD-VANISH GRAD-EXPLODE"
     )
-    words: ClassVar[Words] = {
-        "first": "at first {}",
-        "last": "at last {}",
-        "noise": "noise {}",
-        "losses": "{} losses",
-        "classes": "{} classes",
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding: for the loss with most values."""
@@ -115,7 +119,8 @@ class NoLearning(Rule):
 
     def _fallen(self, values: Floats) -> bool:
         """Whether a loss fell by more than its noise, by any of three comparisons."""
-        noise, last = _noise(values), values[-(len(values) // 4) :]
+        noise = _noise(values)
+        last = values[-(len(values) // 4) :]
         for before in (values[: self.head], values[:1], values[: len(values) // 4]):
             error = _MEDIAN * noise * math.sqrt(1 / len(before) + 1 / len(last))
             if np.median(before) - np.median(last) > self.sure * error:
@@ -129,36 +134,48 @@ class NoLearning(Rule):
         )
 
     def _finding(self, recording: Recording, loss: Loss) -> Finding:
-        first, last = float(np.median(loss.values[: self.head])), float(np.median(_last(loss)))
-        noise, classes = _noise(loss.values), _classes(recording, loss)
+        first = float(np.median(loss.values[: self.head]))
+        last = float(np.median(_last(loss)))
+        noise = _noise(loss.values)
+        classes = _classes(recording, loss)
         chance = ""
         if classes is not None and self._at_chance(recording, loss):
             level = math.log(classes)
             is_worse = last > _WORSE * level
-            verb = "is above" if is_worse else "is"
+            verb = "is"
+            if is_worse:
+                verb = "is above"
             chance = f", which {verb} chance for {classes} classes (log {classes} = {level:.3g})"
-        step, end = int(loss.steps[-1]), recording.end
-        run = (end.steps or 0) if end is not None else 0
+        step = int(loss.steps[-1])
+        end = recording.end
+        run = 0
+        if end is not None:
+            run = end.steps or 0
         ended = f"ended at {last:.4g}"
         if run - 1 - step > run // _CUT_SHORT:
-            ended = f"was {last:.4g} by step {step:,}, the last of {run:,} steps in which it was recorded"
+            ended = (
+                f"was {last:.4g} by step {step:,}, the last of {run:,} steps in which it "
+                "was recorded"
+            )
         return Finding(
             code=self.code,
             severity=self.severity,
             site=loss.site.site,
             step=step,
-            message=f"The loss ({loss.site.site}) began at {first:.4g} and {ended}{chance}, with a noise of "
-            f"{noise:.2g} from step to step: it does not show that anything was learned.",
-            evidence={
-                "first": plain(first),
-                "last": plain(last),
-                "noise": plain(noise),
-                "losses": len(loss.values),
-                "classes": classes,
-            },
+            message=f"The loss ({loss.site.site}) began at {first:.4g} and "
+            f"{ended}{chance}, with a noise of {noise:.2g} from step to step: it does "
+            "not show that anything was learned.",
+            evidence=NoLearningEvidence(
+                first=plain(first),
+                last=plain(last),
+                noise=plain(noise),
+                losses=len(loss.values),
+                classes=classes,
+            ),
             confidence=0.7,
-            remedy="Check that labels belong to their inputs and survive shuffling, try to fit a single batch, and vary the "
-            "learning rate by ten in both directions.",
+            remedy="Check that labels belong to their inputs and survive shuffling, "
+            "try to fit a single batch, and vary the learning rate by ten in both "
+            "directions.",
         )
 
 
@@ -195,8 +212,12 @@ def _classes(recording: Recording, loss: Loss) -> int | None:
         return None
     head = root_path(recording, roots[0])
     shapes = [site.shape for site in recording.of_kind("out") if site.path == head]
-    classes = shapes[0][-1] if len(shapes) == 1 and len(shapes[0]) == 2 else 0
-    return classes if classes > 1 else None
+    classes = 0
+    if len(shapes) == 1 and len(shapes[0]) == 2:
+        classes = shapes[0][-1]
+    if classes > 1:
+        return classes
+    return None
 
 
 def _is_over_classes(recording: Recording, loss: Loss) -> bool:

@@ -6,18 +6,30 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
-from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.course import Course
 from kedge.rules.recorded.losses import losses, whole_steps
 from kedge.rules.recorded.optimizers import later_starts
 from kedge.rules.recorded.samples import too_few
-from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpikeEvidence(Evidence):
+    """The highest spike, the values around it, and the steps of all of them."""
+
+    height: float | None = said("height {}")
+    usual: float | None = said("usually {}")
+    spikes: int = said("{} spikes")
+    steps: Sequence[int] = said("steps {}")
+    came_back: bool = said("it came back to the level before", no="it did not come back")
+    course: Sequence[float | None] = unsaid()
 
 
 @dataclass(frozen=True)
@@ -94,12 +106,6 @@ class Spike(Rule):
         "NEVER-INITIALISED INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO "
         "GRADS-KEPT BATCH-OF-ONE RATE-TOO-LARGE GRAD-EXPLODE"
     )
-    words: ClassVar[Words] = {
-        "height": "height {}",
-        "usual": "usually {}",
-        "spikes": "{} spikes",
-        "came_back": ("it came back to the level before", "it did not come back"),
-    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every loss, and one for the gradient of every root."""
@@ -124,24 +130,21 @@ class Spike(Rule):
         courses: list[Course] = [*losses(recording)]
         courses += [_norm(recording, site) for site in recording.of_kind("grad.norm")]
         known = [len(course) for course in courses]
-        return (
-            too_few(self.code, max(known), self.min_history + 1, "steps with a loss")
-            if known
-            else None
-        )
+        if not known:
+            return None
+        return too_few(self.code, max(known), self.min_history + 1, "steps with a loss")
 
     def _losses(self, values: Floats) -> Iterator[int]:
         if len(values) <= self.min_history:
             return
         means = np.convolve(values, np.full(self.recent, 1 / self.recent), "valid")
-        first, best = float(np.median(values[: self.recent])), np.minimum.accumulate(means)
+        first = float(np.median(values[: self.recent]))
+        best = np.minimum.accumulate(means)
         jumps = np.concatenate([np.zeros(self.recent), values[self.recent :] - means[:-1]])
         for at in range(self.min_history, len(values)):
-            mean, jump, earlier = (
-                means[at - self.recent],
-                jumps[at],
-                jumps[max(0, at - self.history) : at],
-            )
+            mean = means[at - self.recent]
+            jump = jumps[at]
+            earlier = jumps[max(0, at - self.history) : at]
             progress = max(first - best[at - self.recent], 0.0)
             share = self.undone if jump > progress else self.rtol
             large = jump >= share * abs(mean) and jump > self.undone * progress
@@ -163,35 +166,41 @@ class Spike(Rule):
         ]
         if not spikes:
             return
-        means = {at: float(course.values[max(0, at - self.recent) : at].mean()) for at in spikes}
+        means = {}
+        for place in spikes:
+            before = course.values[max(0, place - self.recent) : place]
+            means[place] = float(before.mean())
         highest = max(spikes, key=lambda at: course.values[at] / means[at])
         usual = means[highest]
         height = course.values[highest]
         step = int(course.steps[highest])
         after = course.values[spikes[-1] + 1 :][-self.recent :]
         passed = len(after) > 0 and bool(np.median(after) < (usual + height) / 2)
-        often = f", the highest of {len(spikes)} spikes" if len(spikes) > 1 else ""
+        fate = "came back" if passed else "did not come back"
+        often = ""
+        if len(spikes) > 1:
+            often = f", the highest of {len(spikes)} spikes"
         yield Finding(
             code=self.code,
             severity=self.severity,
             site=course.site.site,
             step=step,
-            message=f"{what} jumped from {usual:.3g} to {height:.3g} at step {step}{often}; it "
-            f"{'came back' if passed else 'did not come back'}.",
-            evidence={
-                "height": plain(height),
-                "usual": plain(usual),
-                "spikes": len(spikes),
-                "steps": course.steps[spikes[:NAMED]].tolist(),
-                "came_back": passed,
-                "course": [
+            message=f"{what} jumped from {usual:.3g} to {height:.3g} at step "
+            f"{step}{often}; it {fate}.",
+            evidence=SpikeEvidence(
+                height=plain(height),
+                usual=plain(usual),
+                spikes=len(spikes),
+                steps=course.steps[spikes[:NAMED]].tolist(),
+                came_back=passed,
+                course=[
                     plain(value)
                     for value in course.values[max(0, highest - NAMED) : highest + NAMED]
                 ],
-            },
+            ),
             confidence=0.8,
-            remedy="Look at the batch of that step; clip gradients (torch.nn.utils.clip_grad_norm_), lower the learning rate "
-            "or warm it up.",
+            remedy="Look at the batch of that step; clip gradients "
+            "(torch.nn.utils.clip_grad_norm_), lower the learning rate or warm it up.",
         )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import duckdb
@@ -163,7 +162,8 @@ def _site(site: SiteInfo) -> dict[str, Any]:
 
 
 def _finding(finding: Any) -> dict[str, Any]:
-    return {**asdict(finding), "evidence": json.dumps(dict(finding.evidence), default=str)}
+    entry = finding.entry()
+    return {**entry, "evidence": json.dumps(entry["evidence"], default=str)}
 
 
 def _event(event: RunEvent) -> dict[str, Any]:

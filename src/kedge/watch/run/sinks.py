@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol
 
@@ -119,7 +118,7 @@ def _send_event(line: Mapping[str, Any], sink: RunSink) -> None:
 
 def entry_of(finding: Finding) -> dict[str, Any]:
     """Return the event that passes a finding to a sink."""
-    return {"kind": "finding", **asdict(finding)}
+    return {"kind": "finding", **finding.entry()}
 
 
 def rows_of(step: int, columns: Columns) -> Rows:

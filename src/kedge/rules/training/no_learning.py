@@ -46,7 +46,8 @@ class NoLearning(Rule):
         deviation). The loss has fallen if the median of its last quarter is below the median of the
         first head values, below the first value, or below the median of the first quarter by more
         than sure standard errors of their difference. Reported if it has not fallen by any of these
-        comparisons.
+        comparisons, or if it is above the first value and the first head values by as much: then it
+        came down only from where it had risen to.
 
         Or, for cross-entropy over the C outputs of a model: if the last quarter is not below chance
         times log(C). This is known only if the loss is the mean of log-probabilities from a softmax
@@ -121,11 +122,14 @@ class NoLearning(Rule):
         """Whether a loss fell by more than its noise, by any of three comparisons."""
         noise = _noise(values)
         last = values[-(len(values) // 4) :]
+        falls = []
         for before in (values[: self.head], values[:1], values[: len(values) // 4]):
             error = _MEDIAN * noise * math.sqrt(1 / len(before) + 1 / len(last))
-            if np.median(before) - np.median(last) > self.sure * error:
-                return True
-        return False
+            falls.append((np.median(before) - np.median(last)) / max(self.sure * error, _LEAST))
+        of_head, of_first, of_quarter = falls
+        if of_head < -1 and of_first < -1:
+            return False  # it came down from where it had risen to
+        return max(of_head, of_first, of_quarter) > 1
 
     def _at_chance(self, recording: Recording, loss: Loss) -> bool:
         classes = _classes(recording, loss)
@@ -191,6 +195,10 @@ _START = 10
 #: The standard error of a median in units of that of a mean, and of a deviation in units of the
 #: median absolute one.
 _MEDIAN, _DEVIATION = 1.2533, 1.4826
+
+
+#: The least error, so that a loss without noise can be compared.
+_LEAST = 1e-12
 
 
 def _last(loss: Loss) -> Floats:

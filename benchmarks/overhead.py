@@ -4,7 +4,7 @@ Each round runs one step of every variant in a shuffled order; a variant's ratio
 time over that of what it is compared with in the same round. Machines drift, ratios of neighbours
 do not.
 
-    python benchmarks/overhead.py [--rounds 30] [--threads 1] [--only value,small,steps,event,run,modules]
+    python benchmarks/overhead.py [--rounds 30] [--threads 1] [--only value,small,steps,event,run,modules,printed]
 """
 
 from __future__ import annotations
@@ -390,37 +390,91 @@ for _ in range(3):
 """
 
 
+SHORT = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+torch.set_num_threads(1)
+
+
+class Cells(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = nn.LSTMCell(1, 51), nn.Linear(51, 1)
+
+    def forward(self, x):
+        h = c = x.new_zeros(len(x), 51)
+        said = []
+        for value in x.split(1, dim=1):
+            h, c = self.cell(value, (h, c))
+            said.append(self.out(h))
+        return torch.cat(said, 1)
+
+
+def convolutions():
+    block = lambda: nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    return nn.Sequential(nn.Conv2d(3, 8, 3), *[block() for _ in range(60)], nn.Flatten(), nn.LazyLinear(10))
+
+
+what, steps = sys.argv[1], int(sys.argv[2])
+if what == "cells":
+    model, x = Cells(), torch.randn(16, 300)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=10)
+elif what == "convolutions":
+    model, x = convolutions(), torch.randn(4, 3, 16, 16)
+    model(x)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+else:
+    layer = lambda: nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model, x = nn.Sequential(*[layer() for _ in range(12)]), torch.randn(4, 16, 32)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+
+
+def closure():
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss
+
+
+for _ in range(steps):
+    optimizer.step(closure)
+"""
+
+
 def modules(rounds: int) -> None:
-    """Programs of three steps of thousands of modules, plain and under ``kedge run``: processor seconds of whole processes."""
+    """Programs of three steps of thousands of modules: processor seconds of whole processes."""
+    for number in (1_000, 2_500, 10_000):
+        _added_and_printed(rounds, MANY, f"{number:,} modules, 3 steps", [str(number)])
+
+
+def printed(rounds: int) -> None:
+    """Short programs of small modules, which cost most beside the measuring: what is added, and what is printed."""
+    for what, steps in (("cells", 4), ("convolutions", 6), ("convolutions", 100), ("layers", 60)):
+        _added_and_printed(rounds, SHORT, f"{what}, {steps} steps", [what, str(steps)])
+
+
+def _added_and_printed(rounds: int, source: str, name: str, words: list[str]) -> None:
+    """Print what ``kedge run`` adds to the processor seconds of a program, and what it says that it took."""
+    plain: list[float] = []
+    watched: list[float] = []
+    shares: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder, "many.py")
-        program.write_text(MANY, encoding="utf-8")
-        for number in (1_000, 2_500, 10_000):
-            plain, watched, shares = [], [], []
-            for _ in range(rounds):
-                words = [str(program), str(number)]
-                plain.append(_processor_seconds([sys.executable, *words], folder)[0])
-                command = [
-                    sys.executable,
-                    "-m",
-                    "kedge",
-                    "run",
-                    "--force",
-                    "-o",
-                    "many.kedge",
-                    *words,
-                ]
-                took, told = _processor_seconds(command, folder)
-                watched.append(took)
-                shares.append(
-                    float(told.partition("watching took ")[2].partition(" %")[0] or "nan")
-                )
-            own, all_of_it = statistics.median(plain), statistics.median(watched)
-            added = statistics.median(1 - a / b for a, b in zip(plain, watched, strict=True))
-            print(
-                f"{number:6,} modules, 3 steps: {own:5.1f} s plain, {all_of_it:5.1f} s watched ({all_of_it / own:.2f}); "
-                f"added {added:.0%} of it, printed {statistics.median(shares):.0f} %"
-            )
+        Path(folder, "program.py").write_text(source, encoding="utf-8")
+        program = ["program.py", *words]
+        kedge_run = ["-m", "kedge", "run", "--force", "-o", "it.kedge"]
+        for _ in range(rounds):
+            plain.append(_processor_seconds([sys.executable, *program], folder)[0])
+            took, told = _processor_seconds([sys.executable, *kedge_run, *program], folder)
+            watched.append(took)
+            share = told.partition("watching took ")[2].partition(" %")[0]
+            shares.append(float(share or "nan"))
+    own, all_of_it = statistics.median(plain), statistics.median(watched)
+    added = statistics.median(1 - a / b for a, b in zip(plain, watched, strict=True))
+    print(
+        f"{name:26} {own:5.1f} s plain, {all_of_it:5.1f} s watched ({all_of_it / own:.2f}); "
+        f"added {added:.0%} of it, printed {statistics.median(shares):.0f} %"
+    )
 
 
 def _processor_seconds(command: list[str], folder: str) -> tuple[float, str]:
@@ -438,7 +492,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", default="value,small,event,steps,run,modules")
+    parser.add_argument("--only", default="value,small,event,steps,run,modules,printed")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     random.seed(0)
@@ -450,6 +504,7 @@ def main() -> None:
         "steps": lambda: steps(args.rounds),
         "run": lambda: run(max(3, args.rounds // 6)),
         "modules": lambda: modules(max(3, args.rounds // 10)),
+        "printed": lambda: printed(max(3, args.rounds // 10)),
     }
     for part in args.only.split(","):
         parts[part]()

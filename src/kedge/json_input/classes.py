@@ -9,8 +9,8 @@
 
 A field is a text, a flag, a number, another such class, or a tuple or mapping of these. `Annotated`
 has a check of its own; see `kedge.json_input.shape`. What several fields must have together is
-checked in ``__post_init__``, which raises `Misshapen`. A class whose form in a file is another has a
-classmethod ``from_json``, which takes that form and checks it, and a method ``to_json``, which
+checked in ``__post_init__``, which raises `Misshapen`. A class whose form in a file is another has
+a classmethod ``from_json``, which takes that form and checks it, and a method ``to_json``, which
 returns it.
 """
 
@@ -52,7 +52,9 @@ _SIMPLE: Mapping[Any, Check] = {
     int: shape.whole,
     str: shape.text,
 }
-_LEFT_OUT, _REQUIRED = "left out at its default", "never missing in a file"
+#: The keys of a field's metadata.
+_LEFT_OUT = "left out at its default"
+_REQUIRED = "never missing in a file"
 
 
 def left_out(default: Any) -> Any:
@@ -61,7 +63,7 @@ def left_out(default: Any) -> Any:
 
 
 def required(default: Any) -> Any:
-    """Return a field that has a default for those who make an instance, and is never missing in a file."""
+    """Return a field with a default for those who make an instance; no file lacks it."""
     return field(default=default, metadata={_REQUIRED: True})
 
 
@@ -82,8 +84,12 @@ def as_json(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
     if is_dataclass(value):
-        held = ((name, getattr(value, name), unless) for name, unless in _written(value.__class__))
-        return {name: as_json(each) for name, each, unless in held if each != unless}
+        written = {}
+        for name, unless in _written(value.__class__):
+            each = getattr(value, name)
+            if each != unless:
+                written[name] = as_json(each)
+        return written
     if isinstance(value, Mapping):
         return {name: as_json(each) for name, each in value.items()}
     return [as_json(each) for each in value]
@@ -92,10 +98,13 @@ def as_json(value: Any) -> Any:
 @cache
 def _written(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
     """Return the fields of a class, each with the value with which it is not written."""
-    return tuple(
-        (each.name, each.default if _LEFT_OUT in each.metadata else MISSING)
-        for each in fields(kind)
-    )
+    written: list[tuple[str, Any]] = []
+    for each in fields(kind):
+        if _LEFT_OUT in each.metadata:
+            written.append((each.name, each.default))
+        else:
+            written.append((each.name, MISSING))
+    return tuple(written)
 
 
 @cache
@@ -120,7 +129,8 @@ def _is_required(each: Field[Any]) -> bool:
 def _check_of(annotation: Any) -> Check:
     if annotation in _SIMPLE:
         return _SIMPLE[annotation]
-    origin, arguments = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
     if origin is Annotated:
         check: Check = arguments[1]
         return check

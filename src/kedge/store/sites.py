@@ -98,18 +98,26 @@ class SitesByText:
 
     def _unknown(self, text: str) -> str:
         near = get_close_matches(text, self._by_text, n=3, cutoff=0.4)
-        hint = (
-            f"the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}"
-            if near
-            else "none is near it"
-        )
-        return f"{self._owner} has no site {text!r}: it holds {counted(len(self._by_text), 'site')}, {hint}"
+        if not near:
+            hint = "none is near it"
+        elif len(near) == 1:
+            hint = f"the nearest is {near[0]}"
+        else:
+            hint = f"the nearest are {', '.join(near)}"
+        known = counted(len(self._by_text), "site")
+        return f"{self._owner} has no site {text!r}: it holds {known}, {hint}"
 
 
 def site_from(entry: Mapping[str, Any]) -> SiteInfo:
     """Return one site of ``sites.json``; only ``id`` and ``site`` are required."""
     path, _, kind = entry["site"].rpartition(":")
-    path, source = entry.get("path", path), entry.get("source")
+    path = entry.get("path", path)
+    source = entry.get("source")
+    if source is not None:
+        source = read_as(SourceLine, source)
+    copies = entry.get("copies")
+    if copies is not None:
+        copies = tuple(copies)
     return SiteInfo(
         id=entry["id"],
         site=entry["site"],
@@ -123,8 +131,8 @@ def site_from(entry: Mapping[str, Any]) -> SiteInfo:
         sources=tuple(entry.get("from", ())),
         owner=entry.get("owner", path),
         node=entry.get("node"),
-        source=None if source is None else read_as(SourceLine, source),
-        copies=None if entry.get("copies") is None else tuple(entry["copies"]),
+        source=source,
+        copies=copies,
         partial=entry.get("partial", False),
     )
 

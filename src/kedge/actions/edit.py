@@ -35,20 +35,18 @@ class Edit:
         reshape: bool = False,
         each: bool = True,
     ) -> None:
-        self.name, self.change, self.reshape, self.each = name, change, reshape, each
+        self.name = name
+        self.change = change
+        self.reshape = reshape
+        self.each = each
 
     def __call__(self, value: Tensor) -> Tensor:
         """Return the value's replacement."""
-        if (
-            self.each
-            and value.is_nested
-            and value.layout is torch.strided
-            and len(parts := value.unbind())
-        ):
-            changed = [
-                self.change(part) for part in parts
-            ]  # PyTorch has few operations on all parts at once
-            return torch.nested.as_nested_tensor(changed)
+        if self.each and value.is_nested and value.layout is torch.strided:
+            # PyTorch has few operations on all parts at once.
+            parts = value.unbind()
+            if parts:
+                return torch.nested.as_nested_tensor([self.change(part) for part in parts])
         return self.change(value)
 
     def __repr__(self) -> str:
@@ -74,13 +72,13 @@ def replace(new: Any, *, reshape: bool = False) -> Edit:
     """
     if isinstance(new, type) or not (callable(new) or _is_value(new)):
         raise WrongCall(
-            f"replace({described(new)}): give a tensor, a number, or a function that takes the value and returns a tensor, "
+            f"replace({described(new)}): give a tensor, a number, or a function that takes "
+            "the value and returns a tensor, "
             "such as kedge.replace(lambda value: value.clamp(max=1))"
         )
     if callable(new) and not isinstance(new, Tensor):
-        return Edit(
-            f"replace({getattr(new, '__name__', 'function')})", new, reshape=reshape, each=False
-        )
+        name = getattr(new, "__name__", "function")
+        return Edit(f"replace({name})", new, reshape=reshape, each=False)
     if isinstance(new, Tensor):
         return Edit("replace(tensor)", lambda value: new.clone(), reshape=reshape, each=False)
     return Edit(f"replace({new})", lambda value: _filled(value, new), reshape=reshape)
@@ -94,8 +92,9 @@ def _filled(value: Tensor, number: Any) -> Tensor:
     """
     if value.layout in COMPRESSED and number != 0:
         raise EditError(
-            f"a sparse value cannot be filled with {number}: PyTorch would fill only the elements that it stores; "
-            "return the new value from a function, as in kedge.replace(lambda value: ...)"
+            f"a sparse value cannot be filled with {number}: PyTorch would fill only the "
+            "elements that it stores; return the new value from a function, as in "
+            "kedge.replace(lambda value: ...)"
         )
     return torch.full_like(value, number)
 
@@ -138,7 +137,10 @@ def add(term: float | Tensor) -> Edit:
 
 
 @called_as('kedge.hook(model, "layer4", kedge.clamp(min=0))')
-def clamp(min: float | None = None, max: float | None = None) -> Edit:  # noqa: A002 - torch.clamp's own names
+def clamp(
+    min: float | None = None,  # noqa: A002 - torch.clamp's own name
+    max: float | None = None,  # noqa: A002 - as above
+) -> Edit:
     """Limit each element of the value: an action for `kedge.hook`.
 
     Args:
@@ -160,8 +162,13 @@ def clamp(min: float | None = None, max: float | None = None) -> Edit:  # noqa: 
     for limit in (min, max):
         if limit is not None:
             _check_value("clamp", limit)
-    limits = ", ".join(f"{k}={v}" for k, v in (("min", min), ("max", max)) if v is not None)
-    return Edit(f"clamp({limits})", lambda value: torch.clamp(value, min=min, max=max))
+    limits = []
+    if min is not None:
+        limits.append(f"min={min}")
+    if max is not None:
+        limits.append(f"max={max}")
+    name = f"clamp({', '.join(limits)})"
+    return Edit(name, lambda value: torch.clamp(value, min=min, max=max))
 
 
 @called_as('kedge.hook(model, "layer4", kedge.zero())')
@@ -188,10 +195,12 @@ def _is_value(given: object) -> bool:
 def _check_value(name: str, given: object) -> None:
     if not _is_value(given):
         raise WrongCall(
-            f"{name}({described(given)}): give a number or a tensor; the model and the place are arguments of kedge.hook, as in "
-            f'kedge.hook(model, "layer4", kedge.{name}(0.5))'
+            f"{name}({described(given)}): give a number or a tensor; the model and the place "
+            f'are arguments of kedge.hook, as in kedge.hook(model, "layer4", kedge.{name}(0.5))'
         )
 
 
 def _short(value: float | Tensor) -> str:
-    return f"tensor{list(value.shape)}" if isinstance(value, Tensor) else str(value)
+    if isinstance(value, Tensor):
+        return f"tensor{list(value.shape)}"
+    return str(value)

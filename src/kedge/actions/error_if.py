@@ -30,8 +30,11 @@ class ErrorIf:
         else:
             with programs_work():
                 found = self.condition(value)
-        plain = untransformed(found) if isinstance(found, Tensor) else found
-        if found if plain is found else plain.any():  # under `vmap` one result a sample
+        if isinstance(found, Tensor):
+            plain = untransformed(found)
+            if plain is not found:  # under `vmap` there is one result a sample
+                found = plain.any()
+        if found:
             name = getattr(self.condition, "__name__", repr(self.condition))
             raise ConditionMet(f"{name} is true: {_summary(value)}")
 
@@ -59,8 +62,9 @@ def error_if(condition: Callable[[Tensor], Any]) -> ErrorIf:
     """
     if not callable(condition) or isinstance(condition, ErrorIf):
         raise WrongCall(
-            f"error_if({described(condition)}): the condition is a function that takes the value and returns a bool; give it "
-            "without calling it, as in kedge.error_if(kedge.nonfinite)"
+            f"error_if({described(condition)}): the condition is a function that takes the "
+            "value and returns a bool; give it without calling it, as in "
+            "kedge.error_if(kedge.nonfinite)"
         )
     return ErrorIf(condition)
 
@@ -93,11 +97,14 @@ def _summary(value: Tensor) -> str:
     stored = untransformed(_stored(value))
     if not stored.is_floating_point() and not stored.is_complex():
         return f"{stored.numel()} elements"
-    nans, infinities = int(stored.isnan().sum()), int(stored.isinf().sum())
+    nans = int(stored.isnan().sum())
+    infinities = int(stored.isinf().sum())
     return f"{stored.numel()} elements, {nans} of them NaN and {infinities} infinite"
 
 
 def _stored(value: Tensor) -> Tensor:
     """Return the numbers that a tensor of any kind stores; the tensor itself if it has no data."""
     numbers = numbers_of(value)
-    return value if numbers is None else numbers.stored
+    if numbers is None:
+        return value
+    return numbers.stored

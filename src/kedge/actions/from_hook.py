@@ -29,7 +29,10 @@ from kedge.sites.leaves import describe, find
 from kedge.sites.site import Site
 from kedge.torch_internals.tensors import version_of
 
-_TAKES = "a forward hook takes (module, args, output) or (module, args, kwargs, output), a forward-pre hook (module, args)"
+_TAKES = (
+    "a forward hook takes (module, args, output) or (module, args, kwargs, output), "
+    "a forward-pre hook (module, args)"
+)
 
 
 class _Answer:
@@ -54,7 +57,9 @@ class _Thread(threading.local):
 
 
 class HookAction:
-    """The action that `from_hook` returns: runs a hook of PyTorch's kind once a call; see Note [Once a call].
+    """The action that `from_hook` returns: runs a hook of PyTorch's kind once a call.
+
+    See Note [Once a call].
 
     Attributes:
         reads_inputs: Whether the hook may read the inputs of the call.
@@ -63,7 +68,8 @@ class HookAction:
     reshape = True
 
     def __init__(self, hook: Callable[..., Any], takes: int) -> None:
-        self.hook, self.takes = hook, takes
+        self.hook = hook
+        self.takes = takes
         self.reads_inputs = _reads_inputs(hook, takes)
         self._here = _Thread()
 
@@ -79,17 +85,17 @@ class HookAction:
         """
         kind = "in" if self.takes == 2 else "out"
         if site.kind != kind or site.op is not None:
-            also = (
-                "; a function (grad) is an action for a gradient as it is"
-                if site.is_gradient
-                else ""
+            problem = (
+                f'{self!r} is for ":{kind}" of modules, and "{site}" is another kind of site: '
+                f"{_TAKES}"
             )
-            raise NoSuchKind(
-                f'{self!r} is for ":{kind}" of modules, and "{site}" is another kind of site: {_TAKES}{also}'
-            )
+            if site.is_gradient:
+                problem += "; a function (grad) is an action for a gradient as it is"
+            raise NoSuchKind(problem)
         if site.leaf is not None:
             raise NoSuchKind(
-                f'{self!r} takes all tensors of a call, and "{site}" is one of them; leave out [{site.leaf}]'
+                f'{self!r} takes all tensors of a call, and "{site}" is one of them; '
+                f"leave out [{site.leaf}]"
             )
 
     def bind(self, site: Site) -> Act:
@@ -117,29 +123,41 @@ class HookAction:
         Raises:
             EditError: If another action calls this one in a call of several tensors.
         """
-        under_way = self._here.answers[-1:]
-        answer = next(
-            (each for each in under_way if any(own is event for own in each.events)), None
-        )
-        left = self._run(event) if answer is None or answer.left is None else answer.left
-        if answer is not None:
-            answer.left = left
-        elif len(left) > 1:
-            raise EditError(
-                f"{self!r} was called by another action, at one of {len(left)} tensors; pass it to hook directly"
-            )
-        new = left.pop(0) if left else None
-        return None if new is value else new
+        answer = None
+        answers = self._here.answers
+        if answers and any(own is event for own in answers[-1].events):
+            answer = answers[-1]
+        if answer is None:
+            left = self._run(event)
+            if len(left) > 1:
+                raise EditError(
+                    f"{self!r} was called by another action, at one of {len(left)} tensors; "
+                    "pass it to hook directly"
+                )
+        else:
+            if answer.left is None:
+                answer.left = self._run(event)
+            left = answer.left
+        if not left:
+            return None
+        new = left.pop(0)
+        if new is value:
+            return None
+        return new
 
     def _run(self, event: Event) -> list[Tensor | None]:
         if self.takes == 2:
             args = event.args
-            found = self._once(args, event.module, args)
-            new = found if isinstance(found, tuple) or found is None else (found,)
+            new = self._once(args, event.module, args)
+            if not isinstance(new, tuple) and new is not None:
+                new = (new,)
             return self._apart(args, new) + [None] * len(find(event.kwargs))
-        given = (event.args, event.kwargs) if self.takes == 4 else (event.args,)
         output = event.output
-        return self._apart(output, self._once(output, event.module, *given, output))
+        if self.takes == 3:
+            new = self._once(output, event.module, event.args, output)
+        else:
+            new = self._once(output, event.module, event.args, event.kwargs, output)
+        return self._apart(output, new)
 
     def _once(self, value: Any, *given: Any) -> Any:
         """Run the hook; returns what it returns.
@@ -151,8 +169,8 @@ class HookAction:
         new = self.hook(*given)
         if before != [version_of(tensor) for _, tensor in find(value)]:
             raise InPlaceEdit(
-                "the hook changed a tensor in place, but other parts of the program may share its memory; return a new one "
-                "instead (output * 2, not output.mul_(2))"
+                "the hook changed a tensor in place, but other parts of the program may share "
+                "its memory; return a new one instead (output * 2, not output.mul_(2))"
             )
         return new
 
@@ -164,11 +182,12 @@ class HookAction:
         """
         if new is None or new is old:
             return [None] * len(find(old))
-        if (found := _difference(old, new)) is not None:
+        found = _difference(old, new)
+        if found is not None:
             raise EditError(
-                f"the hook returned {describe(new)} in place of {describe(old)}; the first difference is {found}: a site "
-                "keeps the structure of its value and everything in it but tensors; return the same structure with other "
-                "tensors"
+                f"the hook returned {describe(new)} in place of {describe(old)}; "
+                f"the first difference is {found}: a site keeps the structure of its value "
+                "and everything in it but tensors; return the same structure with other tensors"
             )
         return [tensor for _, tensor in find(new)]
 
@@ -178,24 +197,26 @@ def _reads_inputs(hook: Callable[..., Any], takes: int) -> bool:
     function = getattr(hook, "__func__", hook)
     if not isinstance(function, FunctionType):
         return True
-    first = 2 if function is not hook else 1
+    first = 1
+    if function is not hook:  # a method, whose first argument is its object
+        first = 2
     given = function.__code__.co_varnames[first : first + takes - 2]
-    return any(
-        name in given for each in dis.get_instructions(function) for name in _names(each.argval)
-    )
-
-
-def _names(given: Any) -> tuple[Any, ...]:
-    return (
-        given if isinstance(given, tuple) else (given,)
-    )  # Python 3.13 loads two variables at once
+    for instruction in dis.get_instructions(function):
+        names = instruction.argval
+        if not isinstance(names, tuple):  # Python 3.13 loads two variables at once
+            names = (names,)
+        if any(name in given for name in names):
+            return True
+    return False
 
 
 def _difference(old: Any, new: Any, at: str = "") -> str | None:
     """Return the first difference of two values that is not between tensors; None without one."""
     if old is new or (isinstance(old, Tensor) and isinstance(new, Tensor)):
         return None
-    where = f"at [{at}], " if at else ""
+    where = ""
+    if at:
+        where = f"at [{at}], "
     if type(old) is not type(new) or isinstance(old, Tensor):
         return f"{where}a {type(new).__name__} in place of a {type(old).__name__}"
     parts: Iterable[tuple[Any, Any, Any]]
@@ -210,27 +231,32 @@ def _difference(old: Any, new: Any, at: str = "") -> str | None:
     elif dataclasses.is_dataclass(old):
         names = [f.name for f in dataclasses.fields(old)]
         parts = ((name, getattr(old, name, None), getattr(new, name, None)) for name in names)
+    elif _is_same(old, new):
+        return None
     else:
-        return (
-            None
-            if _is_same(old, new)
-            else f"{where}{reprlib.repr(new)} in place of {reprlib.repr(old)}"
-        )
-    found = (
-        _difference(before, now, f"{at}.{key}" if at else str(key)) for key, before, now in parts
-    )
-    return next((each for each in found if each is not None), None)
+        return f"{where}{reprlib.repr(new)} in place of {reprlib.repr(old)}"
+    for key, before, now in parts:
+        inner = f"{at}.{key}" if at else str(key)
+        found = _difference(before, now, inner)
+        if found is not None:
+            return found
+    return None
 
 
 def _is_same(old: Any, new: Any) -> bool:
-    """Whether two values that are not tensors are equal; NaN is as NaN, and arrays are compared by element."""
+    """Whether two values that are not tensors are equal.
+
+    NaN equals NaN, and arrays are compared by element.
+    """
     if getattr(old, "shape", None) != getattr(new, "shape", None):
         return False
     same = old == new
     if isinstance(same, bool):
         return same or bool(old != old and new != new)  # noqa: PLR0124 - NaN is not itself
     same = same | ((old != old) & (new != new))  # noqa: PLR0124
-    return bool(same.all() if hasattr(same, "all") else same)
+    if hasattr(same, "all"):
+        same = same.all()
+    return bool(same)
 
 
 @called_as('kedge.hook(model, "layer4", kedge.from_hook(my_forward_hook))')
@@ -270,17 +296,20 @@ def from_hook(hook: Callable[..., Any]) -> HookAction:
         raise ActionArity(
             f"the arguments of {hook!r} are unknown; wrap it in a function: {_TAKES}"
         ) from error
-    places = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = [p.name for p in places if p.default is p.empty]
-    if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in params) or len(
-        needed
-    ) not in (2, 3, 4):
+    needed = [param for param in params if param.default is param.empty]
+    by_name = any(param.kind is param.KEYWORD_ONLY for param in needed)
+    names = [
+        param.name
+        for param in needed
+        if param.kind in (param.POSITIONAL_ONLY, param.POSITIONAL_OR_KEYWORD)
+    ]
+    called = getattr(hook, "__qualname__", hook)
+    if by_name or len(names) not in (2, 3, 4):
+        raise ActionArity(f"{called}{inspect.signature(hook)} is not a forward hook: {_TAKES}")
+    if any(name.startswith("grad") for name in names):
         raise ActionArity(
-            f"{getattr(hook, '__qualname__', hook)}{inspect.signature(hook)} is not a forward hook: {_TAKES}"
+            f"{called}({', '.join(names)}) is a backward hook, which takes the gradients of "
+            "inputs and outputs at once; here each is an event of its own: "
+            'hook ":out.grad" and ":in.share" with functions (grad)'
         )
-    if any(name.startswith("grad") for name in needed):
-        raise ActionArity(
-            f"{getattr(hook, '__qualname__', hook)}({', '.join(needed)}) is a backward hook, which takes the gradients of inputs "
-            'and outputs at once; here each is an event of its own: hook ":out.grad" and ":in.share" with functions (grad)'
-        )
-    return HookAction(hook, len(needed))
+    return HookAction(hook, len(names))

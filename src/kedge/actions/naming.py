@@ -15,29 +15,32 @@ from kedge.sites.names import names_at
 from kedge.sites.site import Site
 
 
-def check_kept(name: str, keep: int | None) -> None:
+def check_kept(name: str, keep: object) -> None:
     """Refuse a number of passes or steps to keep that keeps nothing.
 
     Raises:
         WrongCall: If it is not a number, or below 1.
     """
-    if keep is not None and (not isinstance(keep, int) or keep < 1):
-        kept = "" if isinstance(keep, int) else " is not a number"
-        raise WrongCall(
-            f"{name}(keep={keep if isinstance(keep, int) else described(keep)}){kept or ' would keep nothing'}; use 1 or more, "
-            "or None for all"
-        )
+    if keep is None:
+        return
+    if not isinstance(keep, int):
+        problem = f"{name}(keep={described(keep)}) is not a number"
+    elif keep < 1:
+        problem = f"{name}(keep={keep}) would keep nothing"
+    else:
+        return
+    raise WrongCall(f"{problem}; use 1 or more, or None for all")
 
 
 def meant(term: Term, hooked: Site) -> bool:
     """Whether a name fits values of a hooked site, which may match many operations."""
     if hooked.op is None or term.op is None:
         return term.names(hooked)
-    same = hooked.path == term.literal and hooked.op[1] in (
-        None,
-        term.op[1] if term.op[1] is not None else hooked.op[1],
-    )
-    return same and op_pattern(hooked.op[0]).fullmatch(term.op[0]) is not None
+    pattern, number = hooked.op
+    name, named_number = term.op
+    if number is not None and named_number is not None and number != named_number:
+        return False
+    return hooked.path == term.literal and op_pattern(pattern).fullmatch(name) is not None
 
 
 def names_of(events: Iterable[Event]) -> list[str]:

@@ -22,10 +22,18 @@ class _Taken(threading.local):
 
 
 class Packed:
-    """The action that `packed` returns: packs the tensors that autograd saves, and unpacks them in the backward."""
+    """The action that `packed` returns.
 
-    def __init__(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
-        self._pack, self.unpack = pack, unpack
+    It packs the tensors that autograd saves, and unpacks them in the backward.
+    """
+
+    def __init__(
+        self,
+        pack: Callable[[Tensor], Any],
+        unpack: Callable[[Any], Tensor],
+    ) -> None:
+        self._pack = pack
+        self.unpack = unpack
         self._here = _Taken()
 
     def __repr__(self) -> str:
@@ -41,8 +49,8 @@ class Packed:
         """
         if site.kind != "saved":
             raise NoSuchKind(
-                f'{self!r} packs tensors that autograd saves, and "{site}" is another kind of site; '
-                f'hook "{Site(site.path, "saved")}", or pass an action that takes (value)'
+                f'{self!r} packs tensors that autograd saves, and "{site}" is another kind of '
+                f'site; hook "{Site(site.path, "saved")}", or pass an action that takes (value)'
             )
 
     def bind(self, site: Site) -> Act:
@@ -55,8 +63,10 @@ class Packed:
         return self._take
 
     def taken(self) -> list[Any]:
-        """Return the object packed by the last call on this thread, and forget it; an empty list without one."""
-        packed, self._here.packed = self._here.packed, []
+        """Return the object packed by the last call on this thread, if any, and forget it."""
+        here = self._here
+        packed = here.packed
+        here.packed = []
         return packed
 
     def _take(self, value: Tensor, event: Event) -> None:

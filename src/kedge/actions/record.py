@@ -7,6 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -25,7 +26,10 @@ from kedge.torch_internals.modes import is_batched
 
 _PRUNE = 1_000
 _ADOPTED = frozenset({"param.grad", "param.acc", "grad", "acc"})
-"""Gradients whose memory autograd uses for ``.grad``, which the next backward, clipping and zeroing overwrite."""
+"""Gradients whose memory autograd uses for ``.grad``.
+
+The next backward, clipping and zeroing overwrite it.
+"""
 
 
 _arrivals = itertools.count()
@@ -49,8 +53,8 @@ class RecordedTensor(KeptTensor):
         """
         if self.overwritten:
             raise Overwritten(
-                f"{name_of(self.event)} was recorded, but the program then changed the tensor in place, so its value is gone; "
-                "record(copy=True) keeps a copy"
+                f"{name_of(self.event)} was recorded, but the program then changed the tensor "
+                "in place, so its value is gone; record(copy=True) keeps a copy"
             )
         return self.value
 
@@ -88,7 +92,13 @@ class NewestPasses:
         elif event.pass_ > self.forward.get(event.replica, -1):
             self.forward[event.replica] = event.pass_
 
-    def is_old(self, event: Event, *, gradient: bool, due: Callable[[int], bool]) -> bool:
+    def is_old(
+        self,
+        event: Event,
+        *,
+        gradient: bool,
+        due: Callable[[int], bool],
+    ) -> bool:
         """Whether the pass of a value is over and a newer one was to be recorded.
 
         Args:
@@ -117,7 +127,8 @@ class SiteRecords:
     """
 
     def __init__(self, site: Site, keep: int | None) -> None:
-        self.site, self.keep = site, keep
+        self.site = site
+        self.keep = keep
         self.batches: OrderedDict[RecordedPass, list[RecordedTensor]] = OrderedDict()
         self.taps: list[RecordingTap] = []
         self.overwritten = False
@@ -136,26 +147,27 @@ class SiteRecords:
             return
         self.batches[batch] = [kept]
         if self.keep is not None:
-            same = [
-                b for b in list(self.batches) if b.replica == batch.replica
-            ]  # other threads add to it
+            everything = list(self.batches)  # other threads add to it
+            same = [one for one in everything if one.replica == batch.replica]
             for old in same[: -self.keep]:
                 del self.batches[old]
 
     def latest(self) -> list[RecordedTensor]:
-        """The values of the newest pass of each thread; none if the site has only values of older ones."""
-        newest, gradient = self.newest, self.site.is_gradient
+        """The values of the newest pass of each thread.
+
+        There are none if the site has only values of older ones.
+        """
+        newest = self.newest
         last = self.last()
         if newest is None:
             return last
-        return [
-            kept for kept in last if not newest.is_old(kept.event, gradient=gradient, due=self.due)
-        ]
+        is_old = partial(newest.is_old, gradient=self.site.is_gradient, due=self.due)
+        return [kept for kept in last if not is_old(kept.event)]
 
     def last(self) -> list[RecordedTensor]:
         """The values of the newest pass of each thread that has any here."""
         last = {batch.replica: values for batch, values in list(self.batches.items())}
-        return [kept for values in last.values() for kept in values]
+        return list(itertools.chain(*last.values()))
 
     def due(self, step: int) -> bool:
         """Whether an action still records here, and does in a step."""
@@ -163,7 +175,7 @@ class SiteRecords:
 
     def all(self) -> list[RecordedTensor]:
         """Every value, in order of arrival."""
-        return [kept for values in list(self.batches.values()) for kept in values]
+        return list(itertools.chain(*self.batches.values()))
 
 
 class PassThatEnds(Protocol):
@@ -207,38 +219,43 @@ class Recorder:
     keeps = True
 
     def __init__(self, *, copy: bool, keep: int | None, recomputes: bool) -> None:
-        self.copy, self.keep, self.recomputes = copy, keep, recomputes
+        self.copy = copy
+        self.keep = keep
+        self.recomputes = recomputes
         self.by_site: dict[Site, SiteRecords] = {}
         self._by_path: dict[str, list[SiteRecords]] = {}
         self._by_storage: dict[int, list[weakref.ref[RecordedTensor]]] = {}
-        self._remembered, self._prune_at = 0, _PRUNE
+        self._remembered = 0
+        self._prune_at = _PRUNE
         self._overwrites = False
         self._newest: dict[int, NewestPasses] = {}
 
     def __repr__(self) -> str:
         """The call that makes this action."""
-        given = [
-            ("copy", self.copy, False),
-            ("keep", self.keep, 1),
-            ("recomputes", self.recomputes, False),
-        ]
-        return f"record({', '.join(f'{name}={value}' for name, value, default in given if value != default)})"
+        given = []
+        if self.copy:
+            given.append(f"copy={self.copy}")
+        if self.keep != 1:
+            given.append(f"keep={self.keep}")
+        if self.recomputes:
+            given.append(f"recomputes={self.recomputes}")
+        return f"record({', '.join(given)})"
 
     def bind(self, site: Site) -> Act:
         """Return the function that keeps the values of one site."""
         records = self.by_site.get(site)
         if records is None:
-            records = self.by_site[site] = SiteRecords(site, self.keep)
+            records = SiteRecords(site, self.keep)
+            self.by_site[site] = records
             self._by_path.setdefault(site.path, []).append(records)
         copied = self.copy or site.kind in _ADOPTED
 
         def keep(value: Tensor, event: Event) -> None:
-            # a transform's wrapper is invalid after the transform
-            alias = (
-                untransformed(value).detach()
-                if is_batched(value)
-                else untransformed(value.detach())
-            )
+            # A transform's wrapper is invalid after the transform.
+            if is_batched(value):
+                alias = untransformed(value).detach()
+            else:
+                alias = untransformed(value.detach())
             kept = RecordedTensor(event, alias, copied=copied or records.overwritten)
             records.put(kept)
             if self._overwrites:
@@ -252,19 +269,20 @@ class Recorder:
         records.taps.append(tap)
         newest = self._newest.get(id(passes))
         if newest is None:
-            newest = self._newest[id(passes)] = NewestPasses(passes)
+            newest = NewestPasses(passes)
+            self._newest[id(passes)] = newest
             passes.add_holder(weakref.WeakMethod(self._held_in))
         records.newest = newest
 
     def _held_in(self, storages: frozenset[int]) -> list[tuple[str, int]]:
         """Return the path and the pass of each newest value that is kept in one of these storages."""
-        return [
-            (kept.event.site.path, kept.event.pass_)
-            for records in list(self.by_site.values())
-            if not records.site.is_gradient
-            for kept in records.last()
-            if storage_of(kept.value) in storages
-        ]
+        found = []
+        for records in list(self.by_site.values()):
+            if records.site.is_gradient:
+                continue
+            here = [kept for kept in records.last() if storage_of(kept.value) in storages]
+            found += [(kept.event.site.path, kept.event.pass_) for kept in here]
+        return found
 
     def withdraw(self, site: Site) -> None:
         """Drop the newest value of a site, which was a part of the one that comes."""
@@ -280,11 +298,12 @@ class Recorder:
         self._by_storage.setdefault(storage_of(kept.value), []).append(weakref.ref(kept))
         self._remembered += 1
         if self._remembered > self._prune_at:
-            alive = {
-                k: [ref for ref in refs if ref() is not None]
-                for k, refs in self._by_storage.items()
-            }
-            self._by_storage = {k: refs for k, refs in alive.items() if refs}
+            alive: dict[int, list[weakref.ref[RecordedTensor]]] = {}
+            for storage, refs in self._by_storage.items():
+                left = [ref for ref in refs if ref() is not None]
+                if left:
+                    alive[storage] = left
+            self._by_storage = alive
             self._remembered = sum(map(len, self._by_storage.values()))
             self._prune_at = 2 * self._remembered + _PRUNE
 
@@ -293,7 +312,7 @@ class Recorder:
         self.by_site[site].overwritten = True
 
     def watch_overwrites(self) -> None:
-        """Index kept values by storage from now on; called if the model has in-place modules or operations."""
+        """Index kept values by storage from now on, if the model works in place somewhere."""
         self._overwrites = True
 
     def preserve(self, storages: Iterable[int]) -> None:
@@ -307,25 +326,23 @@ class Recorder:
     def read(self, name: str, why: Callable[[str], str]) -> Tensor:
         """Return the tensor of a name; see `kedge.hooks.handle.Hooked.__getitem__`."""
         found = self._find(name, SiteRecords.latest)
-        if not found:
-            there = [
-                f'"{name_of(k.event)}"'
-                for k in self._find(
-                    str(replace(single(name), leaf=None, call=None)), SiteRecords.latest
-                )
-            ]
-            of_a_gradient = (
-                single(name).leaf is not None and Site("", single(name).kind or "out").is_gradient
-            )
-            cause = f"the site has {', '.join(there[:8])}" if there else why(name)
-            cause += f"; {why(name)}" if there and of_a_gradient else ""
-            old = self._find(name, SiteRecords.last)
-            if old and not there:
-                raise NotRecorded(_only_older(name, old[-1]))
-            raise NotRecorded(f'nothing was recorded under "{name}": {cause}')
         if len(found) > 1:
             raise SeveralRecorded(_several(name, found))
-        return found[0].read()
+        if found:
+            return found[0].read()
+
+        term = single(name)
+        whole = str(replace(term, leaf=None, call=None))
+        there = [f'"{name_of(kept.event)}"' for kept in self._find(whole, SiteRecords.latest)]
+        if not there:
+            old = self._find(name, SiteRecords.last)
+            if old:
+                raise NotRecorded(_only_older(name, old[-1]))
+            raise NotRecorded(f'nothing was recorded under "{name}": {why(name)}')
+        cause = f"the site has {', '.join(there[:8])}"
+        if term.leaf is not None and Site("", term.kind or "out").is_gradient:
+            cause += f"; {why(name)}"
+        raise NotRecorded(f'nothing was recorded under "{name}": {cause}')
 
     def records(self, name: str) -> list[Record]:
         """Return every kept record of a name, in order of arrival."""
@@ -336,39 +353,48 @@ class Recorder:
         return list(self._named())
 
     def table(self, names: Collection[str] | None = None) -> Table:
-        """Return a table of the values, of some names or of all: their shapes and types, and how many are kept."""
+        """Return a table of the values, of some names or of all.
+
+        It has their shapes and types, and how many are kept.
+        """
         named = self._named()
-        rows, lost = [], []
-        for name in named if names is None else names:
+        old: dict[str, None] = {}
+        if names is None:
+            names = named.keys()
+            for records in list(self.by_site.values()):
+                if records.batches and not records.latest():
+                    old[short(records.site)] = None
+        rows = []
+        lost = []
+        for name in names:
             first = named[name][0]
+            shape = list(shape_of(first.value))
             dtype = str(first.value.dtype).removeprefix("torch.")
-            rows.append(
-                (name, list(shape_of(first.value)), dtype, len(self._find(name, SiteRecords.all)))
+            rows.append((name, shape, dtype, len(self._find(name, SiteRecords.all))))
+            if first.overwritten:
+                lost.append(name)
+
+        notes = []
+        if lost:
+            notes.append(
+                f"overwritten by the program: {', '.join(lost)}; record(copy=True) keeps copies"
             )
-            lost += [name] if first.overwritten else []
-        gone = (
-            f"overwritten by the program: {', '.join(lost)}; record(copy=True) keeps copies"
-            if lost
-            else ""
-        )
-        old = dict.fromkeys(
-            short(s.site)
-            for s in list(self.by_site.values())
-            if names is None and s.batches and not s.latest()
-        )
-        older = f"only of older passes, which .records() returns: {', '.join(old)}" if old else ""
-        note = "; ".join(filter(None, (gone, older))) if rows or old else "nothing is recorded yet"
-        return Table(("site", "shape", "dtype", "kept"), rows, "mllr", note)
+        if old:
+            notes.append(f"only of older passes, which .records() returns: {', '.join(old)}")
+        elif not rows:
+            notes.append("nothing is recorded yet")
+        return Table(("site", "shape", "dtype", "kept"), rows, "mllr", "; ".join(notes))
 
     def _repr_html_(self) -> str:
         """The table of the values, for a notebook."""
         return self.table().html()
 
     def _named(self) -> dict[str, list[RecordedTensor]]:
-        kept = _once([s.latest() for s in list(self.by_site.values())])
-        kept.sort(key=lambda k: k.arrival)
+        kept = _once([records.latest() for records in list(self.by_site.values())])
+        kept.sort(key=lambda one: one.arrival)
+        names = names_of(one.event for one in kept)
         named: dict[str, list[RecordedTensor]] = {}
-        for name, one in zip(names_of(k.event for k in kept), kept, strict=True):
+        for name, one in zip(names, kept, strict=True):
             named.setdefault(name, []).append(one)
         return named
 
@@ -376,55 +402,73 @@ class Recorder:
         self, name: str, of: Callable[[SiteRecords], list[RecordedTensor]]
     ) -> list[RecordedTensor]:
         term = single(name)
-        found = [s for s in self._by_path.get(term.literal or "", ()) if meant(term, s.site)]
-        kind = kind_meant(term, {s.site.kind for s in found})
-        kept = _once([of(s) for s in found if s.site.kind == kind])
-        kept = [
-            k for k in kept if term.names(k.event.site) and term.leaf in (None, k.event.site.leaf)
-        ]
-        return [k for k in kept if term.call is None or k.event.call == term.call]
+        at_path = self._by_path.get(term.literal or "", ())
+        named = [records for records in at_path if meant(term, records.site)]
+        kind = kind_meant(term, {records.site.kind for records in named})
+        found = []
+        for kept in _once([of(records) for records in named if records.site.kind == kind]):
+            site = kept.event.site
+            is_leaf = term.leaf in (None, site.leaf)
+            is_call = term.call in (None, kept.event.call)
+            if term.names(site) and is_leaf and is_call:
+                found.append(kept)
+        return found
 
 
 def _once(sites: Iterable[list[RecordedTensor]]) -> list[RecordedTensor]:
-    """Return the records of several sites; of an event at overlapping sites, as ``cell`` and ``cell#1``, only one."""
+    """Return the records of several sites.
+
+    Of an event at overlapping sites, as ``cell`` and ``cell#1``, only one is returned.
+    """
     seen: set[int] = set()
     kept: list[RecordedTensor] = []
     for records in sites:
-        kept += [k for k in records if id(k.event) not in seen]
-        seen.update(id(k.event) for k in records)
+        kept += [one for one in records if id(one.event) not in seen]
+        seen.update(id(one.event) for one in records)
     return kept
 
 
 def name_of(event: Event) -> str:
     """Return the name that reads one recorded value."""
-    return str(event.site.at(call=None if event.site.op and not event.call else event.call))
+    call: int | None = event.call
+    if event.site.op and not call:
+        call = None
+    return str(event.site.at(call=call))
 
 
 def _only_older(name: str, last: RecordedTensor) -> str:
     """Return the message for a site that has values of older passes alone."""
     event = last.event
-    gradient = event.site.is_gradient
-    what, number = ("backward", event.backward) if gradient else ("forward", event.pass_)
+    what, number = "forward", event.pass_
+    if event.site.is_gradient:
+        what, number = "backward", event.backward
     return (
-        f'nothing was recorded under "{name}" in the newest {what} pass: it was not reached there. Its last value is of '
-        f'{what} pass {number}: .records("{name}")[-1].value'
+        f'nothing was recorded under "{name}" in the newest {what} pass: '
+        f"it was not reached there. Its last value is of {what} pass {number}: "
+        f'.records("{name}")[-1].value'
     )
 
 
 def _several(name: str, found: list[RecordedTensor]) -> str:
-    names = list(dict.fromkeys(f'"{name_of(k.event)}"' for k in found))
+    events = [kept.event for kept in found]
+    names = list(dict.fromkeys(f'"{name_of(event)}"' for event in events))
     if len(names) == len(found):
         return f'"{name}" matches {len(found)} recorded values; read one of {", ".join(names[:8])}'
-    threads = sorted({k.event.replica or "the main thread" for k in found})
-    passes = sorted({k.event.pass_ for k in found})
+    threads = sorted({event.replica or "the main thread" for event in events})
+    passes = sorted({event.pass_ for event in events})
     return (
-        f'"{name}" matches {len(found)} recorded values, of passes {passes} in {", ".join(threads)}; '
-        f'.records("{name}") returns them all with their events'
+        f'"{name}" matches {len(found)} recorded values, of passes {passes} '
+        f'in {", ".join(threads)}; .records("{name}") returns them all with their events'
     )
 
 
 @called_as('with kedge.hook(model, "layer4", kedge.record()) as acts: model(x)')
-def record(*, copy: bool = False, keep: int | None = 1, recomputes: bool = False) -> Recorder:
+def record(
+    *,
+    copy: bool = False,
+    keep: int | None = 1,
+    recomputes: bool = False,
+) -> Recorder:
     """Record the value, to read it from the handle: an action for `kedge.hook`.
 
     ``acts["layer4"]`` is the tensor of the newest pass, and ``dict(acts)`` has all recorded tensors

@@ -137,7 +137,8 @@ def _print(
 
         print_json(document(comparison, verdict, names))
     else:
-        from kedge.report.compare.terminal import MOST_MODULES, render
+        from kedge.report.compare.module_lines import MOST_MODULES
+        from kedge.report.compare.terminal import render
         from kedge.report.terminal import console_for
 
         most = None if args.all else MOST_MODULES

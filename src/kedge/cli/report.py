@@ -227,8 +227,7 @@ def report_several(
     Raises:
         NotARecording: None of them can be read.
     """
-    file = Path(args.output) if args.output else Path(names[0]).parent / PAGE
-    table = _read(names, args, rules)
+    table, read = _read(names, args, rules)
     if args.html:
         from kedge.report.runs.page import render_runs_page
         from kedge.sites.filters import chosen_sites
@@ -242,7 +241,7 @@ def report_several(
         if args.output:
             file = Path(args.output)
         with progress("drawing the page"):
-            page = render_runs_page(table, pages_beside(names, file), args.sites or "")
+            page = render_runs_page(table, pages_beside(read, file), args.sites or "")
         write_page(file, page)
     elif args.json:
         print_json(table.document())
@@ -257,12 +256,14 @@ def _read(
     names: Sequence[str],
     args: argparse.Namespace,
     rules: Sequence[Rule],
-) -> RunTable:
+) -> tuple[RunTable, list[str]]:
+    """Return the table, and the names of the recordings in it, which may not be all."""
     from kedge.report.runs.summary import numbered, told_apart
     from kedge.report.runs.table import LeftOut, RunTable
 
     shown = numbered(names) if args.no_source else told_apart(names)
     runs: list[RunSummary] = []
+    read: list[str] = []
     left: list[LeftOut] = []
     for name, said in zip(names, shown, strict=True):
         try:
@@ -272,9 +273,11 @@ def _read(
             if args.html:
                 reason = LeftOut(said, str(error).replace(name, said))
             left.append(reason)
+        else:
+            read.append(name)
     if not runs:
         raise NotARecording("; ".join(f"{one.recording}: {one.reason}" for one in left))
-    return RunTable(tuple(runs), tuple(left))
+    return RunTable(tuple(runs), tuple(left)), read
 
 
 def _summary(

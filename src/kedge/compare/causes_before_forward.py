@@ -14,7 +14,7 @@ from kedge.compare.measures import Compared, coarser
 from kedge.compare.parameter_names import names_of_parameters, share_of
 from kedge.compare.wording import change_between, names_of_modules, text_of_shape
 from kedge.short_text import counted
-from kedge.store.rows import Floats, Ints
+from kedge.store.rows import Floats, Ints, Rows
 
 #: Norms of n random numbers differ by 1 / sqrt(2 n) of themselves, one standard deviation; this
 #: number is allowed.
@@ -36,17 +36,17 @@ Batch = tuple[float, float, float]
 def unseen(facts: FirstParting) -> PartingCause | None:
     """The cause if they part in steps that one of them did not measure."""
     begins = facts.earlier("param")
-    if begins is None or (facts.compared("param") and not facts.parted("param")):
+    known = facts.compared("param")
+    if begins is None or (known and not facts.parted("param")):
         return None
-    now = (
-        "the parameters differ already"
-        if facts.compared("param")
-        else "the parameters were not measured in both"
-    )
+    now = "the parameters were not measured in both"
+    if known:
+        now = "the parameters differ already"
     return PartingCause(
         "unseen",
         f"they diverge after step {begins}, in steps that were not measured in both",
-        f"all measured values are {facts.equal_before()} up to step {begins}, and at step {facts.step} {now}; "
+        f"all measured values are {facts.equal_before()} up to step {begins}, "
+        f"and at step {facts.step} {now}; "
         "to see where it begins, record both with --every 1 --budget none",
     )
 
@@ -58,47 +58,54 @@ def late(facts: FirstParting) -> PartingCause | None:
     return PartingCause(
         "late",
         f"they diverge before step {facts.step}, the first that was measured in both",
-        "its parameters differ already; to see where it begins, record both with --every 1 --budget none",
+        "its parameters differ already; "
+        "to see where it begins, record both with --every 1 --budget none",
     )
 
 
 def dtype_of_parameters(facts: FirstParting) -> PartingCause | None:
     """The cause if the same parameters have another dtype."""
-    other = facts.differing_dtypes(facts.parted("param"))
-    if not other or not all(facts.fits_dtypes(facts.parting(i)) for i in facts.parted("param")):
+    parted = facts.parted("param")
+    other = facts.differing_dtypes(parted)
+    if not other or not all(map(facts.fits_dtypes, parted)):
         return None
-    same = facts.sites[other[0]]
-    chosen, known = facts.paths(other), facts.paths(facts.compared("param"))
-    which = f" of {names_of_parameters(chosen, known)}" if len(chosen) < len(known) else ""
+    a, b = facts.dtypes(other[0])
+    chosen = facts.paths(other)
+    known = facts.paths(facts.compared("param"))
+    which = "parameters"
+    if len(chosen) < len(known):
+        which = f"parameters of {names_of_parameters(chosen, known)}"
     return PartingCause(
         "dtype",
-        f"another dtype: parameters{which} are {same.a.dtype} in A and {same.b.dtype} in B",
-        f"{share_of(chosen, known)}, equal at step {facts.step} up to the rounding of "
-        f"{coarser(same.a.dtype, same.b.dtype)}",
+        f"another dtype: {which} are {a} in A and {b} in B",
+        f"{share_of(chosen, known)}, equal at step {facts.step} "
+        f"up to the rounding of {coarser(a, b)}",
     )
 
 
 def seed(facts: FirstParting) -> PartingCause | None:
     """The cause if all parameters with random initial values have other ones."""
-    drawn = [i for i in facts.compared("param") if len(facts.sites[i].a.shape) > 1]
+    known = facts.compared("param")
+    drawn = [i for i in known if len(facts.sites[i].a.shape) > 1]
     parted = set(facts.parted("param"))
     if not drawn or not parted.issuperset(drawn):
         return None
     ratios = facts.ratios(drawn)
-    counts = np.array([facts.comparison.value(i, facts.column, "count", "a") for i in drawn])
+    counts = np.array([facts.pair(i, "count")[0] for i in drawn])
     alike = np.abs(ratios - 1) <= DEVIATIONS / np.sqrt(2 * counts)
-    n = f"{len(parted)} of {counted(len(facts.compared('param')), 'parameter')}"
+    differ = f"{len(parted)} of {counted(len(known), 'parameter')} differ at step {facts.step}"
     if alike.all():
         return PartingCause(
             "seed",
             "another seed: the parameters begin with other numbers of the same distribution",
-            f"{n} differ at step {facts.step}, among them all matrices, and their scales differ only by chance",
+            f"{differ}, among them all matrices, and their scales differ only by chance",
         )
     worst = int(np.argmax(np.abs(np.log(ratios)) * sqrt(2) * np.sqrt(counts)))
+    name = facts.sites[drawn[worst]].text
     return PartingCause(
         "init",
         "another initialisation: the parameters begin with another scale",
-        f"{n} differ at step {facts.step}; {facts.sites[drawn[worst]].text} is {ratios[worst]:.3g} times as large in B",
+        f"{differ}; {name} is {ratios[worst]:.3g} times as large in B",
     )
 
 
@@ -108,23 +115,21 @@ def layers(facts: FirstParting) -> PartingCause | None:
     if not parted:
         return None
     alignment = facts.comparison.alignment
-    evidence = f"so {_some_begin(facts, parted)} with other values: every layer shifts the random numbers of the next"
+    evidence = (
+        f"so {_some_begin(facts, parted)} with other values: "
+        "every layer shifts the random numbers of the next"
+    )
     for same in alignment.modules:
         if same.a.parameters and same.b.parameters and not same.kept:
-            return PartingCause(
-                "layer", f"a changed layer: {change_between(same.a, same.b)}", evidence
-            )
-    added = {
-        side: [m for m in only if m.parameters]
-        for side, only in (("A", alignment.only_a), ("B", alignment.only_b))
-    }
-    for side, other in (("B", "A"), ("A", "B")):
-        if added[side]:
-            return PartingCause(
-                "layer",
-                f"changed layers: {side} has {names_of_modules(added[side])}, {other} does not",
-                evidence,
-            )
+            change = change_between(same.a, same.b)
+            return PartingCause("layer", f"a changed layer: {change}", evidence)
+
+    sides = (("B", "A", alignment.only_b), ("A", "B", alignment.only_a))
+    for side, other, only in sides:
+        added = [module for module in only if module.parameters]
+        if added:
+            headline = f"changed layers: {side} has {names_of_modules(added)}, {other} does not"
+            return PartingCause("layer", headline, evidence)
     return None
 
 
@@ -134,68 +139,85 @@ def parameters(facts: FirstParting) -> PartingCause | None:
     if not parted:
         return None
     known = facts.compared("param")
-    telling = [
-        i for i in known if i in parted or not np.isnan(facts.ratios([i])).all()
-    ]  # zeros fit every scale
+    telling = []
+    for i in known:
+        fits_every_scale = np.isnan(facts.ratios([i])).all()  # as zeros do
+        if i in parted or not fits_every_scale:
+            telling.append(i)
     names = names_of_parameters(facts.paths(parted), facts.paths(telling))
+    rest = "everything before is"
+    if len(parted) < len(known):
+        rest = "the others are"
     return PartingCause(
         "parameters",
         f"{_some_begin(facts, parted)} {_otherwise(facts, parted)}: {names}",
-        f"at step {facts.step} {'the others are' if len(parted) < len(known) else 'everything before is'} "
-        f"{facts.equal_before()}",
+        f"at step {facts.step} {rest} {facts.equal_before()}",
     )
 
 
 def _otherwise(facts: FirstParting, parted: list[int]) -> str:
     """Return words for the difference of some parameters: another scale, zeros, or other values."""
-    for side in ("a", "b"):
-        if not any(facts.comparison.value(i, facts.column, "rms", side) for i in parted):
-            return f"with zeros in {side.upper()}"
-    factor = _other_scale([facts.ratios(parted, statistic) for statistic in ("rms", "min", "max")])
-    return "with other values" if factor is None else f"{factor:.4g} times as large in B"
+    sizes = np.array([facts.pair(i, "rms") for i in parted])
+    if not sizes[:, 0].any():
+        return "with zeros in A"
+    if not sizes[:, 1].any():
+        return "with zeros in B"
+    statistics: tuple[Compared, ...] = ("rms", "min", "max")
+    factor = _other_scale([facts.ratios(parted, statistic) for statistic in statistics])
+    if factor is None:
+        return "with other values"
+    return f"{factor:.4g} times as large in B"
 
 
 def _other_scale(ratios: Sequence[Floats]) -> float | None:
     """Return the factor that all ratios equal; None if they differ, or it is one."""
     factor = common_factor(np.concatenate(ratios), SCALED)
-    return None if factor is None or abs(factor - 1) <= SCALED else factor
+    if factor is None or abs(factor - 1) <= SCALED:
+        return None
+    return factor
 
 
 def _some_begin(facts: FirstParting, parted: list[int]) -> str:
-    n = counted(len(facts.compared("param")), "parameter")
-    return f"{len(parted)} of {n} begin{'s' if len(parted) == 1 else ''}"
+    known = counted(len(facts.compared("param")), "parameter")
+    if len(parted) == 1:
+        return f"1 of {known} begins"
+    return f"{len(parted)} of {known} begin"
 
 
 def batch_size(facts: FirstParting) -> PartingCause | None:
     """The cause if the batches have other sizes."""
     for i in _inputs(facts):
-        a, b = (facts.comparison.value(i, facts.column, "count", side) for side in ("a", "b"))
-        if a != b:
-            same, when = facts.sites[i], f"at step {facts.step}"
-            span = SpanOfDifference.of(facts, i)
-            if not span.to_the_end:
-                when = span.words
-            first = ""
-            if same.a.shape != same.b.shape:
-                first = f"first shape {text_of_shape(same.a.shape)} in A, {text_of_shape(same.b.shape)} in B, "
-            return PartingCause(
-                "batch",
-                f"inputs of another size: {same.text} holds {a:,.0f} numbers in A and {b:,.0f} in B",
-                f"{first}{when}",
-            )
+        a, b = facts.pair(i, "count")
+        if a == b:
+            continue
+        same = facts.sites[i]
+        evidence = f"at step {facts.step}"
+        span = SpanOfDifference.of(facts, i)
+        if not span.to_the_end:
+            evidence = span.words
+        if same.a.shape != same.b.shape:
+            shape_a = text_of_shape(same.a.shape)
+            shape_b = text_of_shape(same.b.shape)
+            evidence = f"first shape {shape_a} in A, {shape_b} in B, {evidence}"
+        return PartingCause(
+            "batch",
+            f"inputs of another size: {same.text} holds {a:,.0f} numbers in A and {b:,.0f} in B",
+            evidence,
+        )
     return None
 
 
 def dtype_of_inputs(facts: FirstParting) -> PartingCause | None:
     """The cause if the same inputs have another dtype."""
     other = facts.differing_dtypes(_inputs(facts))
-    if not other or not all(facts.fits_dtypes(facts.parting(i)) for i in other):
+    if not other or not all(map(facts.fits_dtypes, other)):
         return None
-    same = facts.sites[other[0]]
+    name = facts.sites[other[0]].text
+    a, b = facts.dtypes(other[0])
     return PartingCause(
         "dtype",
-        f"another dtype: inputs are {same.a.dtype} in A and {same.b.dtype} in B",
-        f"{same.text} is equal up to the rounding of {coarser(same.a.dtype, same.b.dtype)}{_at(facts)}",
+        f"another dtype: inputs are {a} in A and {b} in B",
+        f"{name} is equal up to the rounding of {coarser(a, b)}, at step {facts.step}",
     )
 
 
@@ -214,13 +236,11 @@ class SpanOfDifference:
     @staticmethod
     def of(facts: FirstParting, site: int) -> SpanOfDifference:
         """Return the span of one input."""
-        columns = (
-            np.flatnonzero(~np.isnan(facts.comparison.apart[site, facts.column :])) + facts.column
-        )
-        steps = facts.comparison.steps
-        return SpanOfDifference(
-            steps[columns[facts.comparison.parted[site, columns]]], steps[columns]
-        )
+        comparison = facts.comparison
+        steps = comparison.steps[facts.column :]
+        compared = ~np.isnan(comparison.apart[site, facts.column :])
+        parted = comparison.parted[site, facts.column :]
+        return SpanOfDifference(steps[compared & parted], steps[compared])
 
     @property
     def to_the_end(self) -> bool:
@@ -230,8 +250,8 @@ class SpanOfDifference:
     @property
     def words(self) -> str:
         """Words for the steps, and for what comes after them."""
-        first, last = int(self.steps[0]), int(self.steps[-1])
-        after = int(np.sum(self.compared > last))
+        first = int(self.steps[0])
+        last = int(self.steps[-1])
         if self.to_the_end:
             return f"from step {first} on"
         if len(self.steps) > 1:
@@ -239,9 +259,13 @@ class SpanOfDifference:
             when = f"in {len(self.steps)} of {between} from step {first} to {last}"
         else:
             when = f"at step {first} alone"
-        if not after:
+
+        after = int(np.sum(self.compared > last))
+        if after == 0:
             return f"{when}, the last that was compared"
-        return f"{when}; {counted(after, 'compared step')} after it {'has' if after == 1 else 'have'} equal inputs"
+        if after == 1:
+            return f"{when}; 1 compared step after it has equal inputs"
+        return f"{when}; {counted(after, 'compared step')} after it have equal inputs"
 
 
 def data(facts: FirstParting) -> PartingCause | None:
@@ -249,43 +273,48 @@ def data(facts: FirstParting) -> PartingCause | None:
     inputs = _inputs(facts)
     if not inputs:
         return _unrecorded(facts)
-    site, known = inputs[0], facts.compared("param")
-    span, parting = SpanOfDifference.of(facts, site), facts.parting(site)
+    site = inputs[0]
+    span = SpanOfDifference.of(facts, site)
     evidence = f"the inputs differ ({facts.sites[site].text}) {span.words}"
+    known = facts.compared("param")
     if known:
         evidence += f", while all {len(known)} parameters are {facts.equal_before()}"
         if not span.to_the_end:
             evidence += f" until step {facts.step}"
+
     ahead = _batches_ahead(facts, site, span)
     if ahead:
-        which, side = counted(abs(ahead), "step"), "B" if ahead > 0 else "A"
-        headline = f"the same batches, but {side} is {which} ahead from step {facts.step} on: it left some out"
+        side = "B" if ahead > 0 else "A"
+        headline = (
+            f"the same batches, but {side} is {counted(abs(ahead), 'step')} ahead "
+            f"from step {facts.step} on: it left some out"
+        )
         return PartingCause("order", headline, evidence)
     if _has_same_batches(facts, site, span):
-        return PartingCause(
-            "order", "another order of the data: the same batches in another sequence", evidence
-        )
+        headline = "another order of the data: the same batches in another sequence"
+        return PartingCause("order", headline, evidence)
     steps = _steps_to_same_total(facts, site)
     if steps is not None:
+        headline = "another order of the data: the same samples in other batches"
         evidence += f"; in {counted(steps, 'step')} they add up to the same in both"
-        return PartingCause(
-            "order", "another order of the data: the same samples in other batches", evidence
-        )
+        return PartingCause("order", headline, evidence)
+
     factor = _scale_of_inputs(facts, site, span)
     if factor is not None:
-        when = "" if span.to_the_end else f" {span.words.partition(';')[0].partition(',')[0]}"
-        headline = (
-            f"another scale of the data: the inputs are {factor:.4g} times as large in B{when}"
-        )
+        headline = f"another scale of the data: the inputs are {factor:.4g} times as large in B"
+        if not span.to_the_end:
+            headline += f" {span.words.partition(';')[0].partition(',')[0]}"
         return PartingCause("data", headline, evidence)
-    evidence += (
-        f"; their {_NAMES[parting.statistic]} is {parting.a:.4g} in A and {parting.b:.4g} in B"
-    )
+    parting = facts.parting(site)
+    name = _NAMES[parting.statistic]
+    evidence += f"; their {name} is {parting.a:.4g} in A and {parting.b:.4g} in B"
     if span.to_the_end:
-        return PartingCause("data", "other data, or the same in another order", evidence)
-    if len(span.steps) == 1:
-        return PartingCause("data", f"other data in one batch, that of step {facts.step}", evidence)
-    return PartingCause("data", f"other data in {len(span.steps)} batches, not in all", evidence)
+        headline = "other data, or the same in another order"
+    elif len(span.steps) == 1:
+        headline = f"other data in one batch, that of step {facts.step}"
+    else:
+        headline = f"other data in {len(span.steps)} batches, not in all"
+    return PartingCause("data", headline, evidence)
 
 
 _NAMES: dict[Compared, str] = {
@@ -299,13 +328,18 @@ _NAMES: dict[Compared, str] = {
 }
 
 
-def _scale_of_inputs(facts: FirstParting, site: int, span: SpanOfDifference) -> float | None:
+def _scale_of_inputs(
+    facts: FirstParting,
+    site: int,
+    span: SpanOfDifference,
+) -> float | None:
     """Return the factor by which an input is larger in B wherever it differs; None without one."""
-    columns = np.searchsorted(facts.comparison.steps, span.steps)
+    columns = np.searchsorted(facts.comparison.steps, span.steps).tolist()
     statistics: tuple[Compared, ...] = ("rms", "min", "max", "mean")
-    return _other_scale(
-        [facts.ratios([site], name, int(step)) for name in statistics for step in columns]
-    )
+    ratios = []
+    for name in statistics:
+        ratios += [facts.ratios([site], name, column) for column in columns]
+    return _other_scale(ratios)
 
 
 def _unrecorded(facts: FirstParting) -> PartingCause | None:
@@ -316,100 +350,102 @@ def _unrecorded(facts: FirstParting) -> PartingCause | None:
     return PartingCause(
         "data",
         "other data, or the same in another order",
-        f"{same.text} differs from step {facts.step} on, while its parameters are {facts.equal_before()}; "
-        "the indices that it looks up are not measured",
+        f"{same.text} differs from step {facts.step} on, while its parameters are "
+        f"{facts.equal_before()}; the indices that it looks up are not measured",
     )
 
 
 def _inputs(facts: FirstParting) -> list[int]:
-    """Return the inputs from outside that differ, if nothing in the data's flow differs before them."""
-    inputs = [i for i in facts.parted("in") if is_from_outside(facts.comparison.a, facts.sites[i])]
+    """Return the inputs from outside that differ, if nothing in the data's flow does before."""
+    recording = facts.comparison.a
+    inputs = [i for i in facts.parted("in") if is_from_outside(recording, facts.sites[i])]
     first = min(facts.parted("in", "out"), default=-1)
-    return inputs if first in inputs else []
+    if first not in inputs:
+        return []
+    return inputs
 
 
-def _batches(facts: FirstParting, site: int) -> tuple[dict[int, Batch], dict[int, Batch]]:
-    """Return the batches of both sides from the first difference on, by their steps: each as its size and its sums."""
-    same, found = facts.sites[site], []
-    for recording, own in ((facts.comparison.a, same.a), (facts.comparison.b, same.b)):
-        rows = recording.rows(own)
-        values = zip(
-            rows.step.tolist(),
-            rows.count.tolist(),
-            rows.sum.tolist(),
-            rows.sumsq.tolist(),
-            strict=True,
-        )
-        found.append(
-            {
-                step: (count, total, squares)
-                for step, count, total, squares in values
-                if step >= facts.step
-            }
-        )
-    return found[0], found[1]
+def _rows(facts: FirstParting, site: int) -> tuple[Rows, Rows]:
+    same = facts.sites[site]
+    return facts.comparison.a.rows(same.a), facts.comparison.b.rows(same.b)
+
+
+def _batches(rows: Rows, begin: int) -> dict[int, Batch]:
+    """Return the batches from a step on, by their steps: each as its size and its sums."""
+    values = zip(rows.count.tolist(), rows.sum.tolist(), rows.sumsq.tolist(), strict=True)
+    by_step = zip(rows.step.tolist(), values, strict=True)
+    return {step: batch for step, batch in by_step if step >= begin}
 
 
 def _has_same_batches(facts: FirstParting, site: int, span: SpanOfDifference) -> bool:
-    """Whether the batches of the steps that differ are the same on both sides, nearly all of them."""
-    counts = [
-        Counter(own[step] for step in span.steps.tolist() if step in own)
-        for own in _batches(facts, site)
-    ]
-    total = max(sum(count.values()) for count in counts)
-    shared = sum((counts[0] & counts[1]).values())
-    return total > 1 and shared >= (total if total < LEAST_BATCHES else SAME_BATCHES * total)
+    """Whether the batches of the steps that differ are the same on both sides, or nearly all."""
+    counts = []
+    for rows in _rows(facts, site):
+        batches = _batches(rows, facts.step)
+        counts.append(Counter(batches[step] for step in span.steps.tolist() if step in batches))
+    total = max(counts[0].total(), counts[1].total())
+    needed = float(total)
+    if total >= LEAST_BATCHES:
+        needed = SAME_BATCHES * total
+    return total > 1 and (counts[0] & counts[1]).total() >= needed
 
 
 def _batches_ahead(facts: FirstParting, site: int, span: SpanOfDifference) -> int:
-    """Return by how many steps B is ahead in a sequence of the same batches; less than 0 if A is, and 0 without that."""
+    """Return by how many steps B is ahead in a sequence of the same batches.
+
+    The number is less than 0 if A is, and 0 without such a sequence.
+    """
     if len(span.steps) < LEAST_BATCHES or not span.to_the_end:
         return 0
-    a, b = _batches(facts, site)
+    a, b = (_batches(rows, facts.step) for rows in _rows(facts, site))
     for distance in range(1, MOST_AHEAD + 1):
-        for ahead, one, other in ((distance, b, a), (-distance, a, b)):
-            pairs = [
-                (one[step], other[step + distance]) for step in one if step + distance in other
-            ]
-            if len(pairs) >= LEAST_BATCHES and sum(x == y for x, y in pairs) >= SAME_BATCHES * len(
-                pairs
-            ):
-                return ahead
+        if _are_apart(b, a, distance):
+            return distance
+        if _are_apart(a, b, distance):
+            return -distance
     return 0
 
 
+def _are_apart(one: dict[int, Batch], other: dict[int, Batch], distance: int) -> bool:
+    """Whether the batches of one side come so many steps later in the other."""
+    both = [step for step in one if step + distance in other]
+    same = sum(one[step] == other[step + distance] for step in both)
+    return len(both) >= LEAST_BATCHES and same >= SAME_BATCHES * len(both)
+
+
 def _steps_to_same_total(facts: FirstParting, site: int) -> int | None:
-    """Return the number of steps after which all inputs since the first difference have the same sums and sizes.
+    """Return the number of steps after which all inputs have the same sums and sizes in both.
 
-    Different data seldom do: where sums or sizes of single batches are equal too, as those of
-    one-hot vectors, nothing is concluded.
+    They are added up from the first difference on. Different data seldom are the same then: where
+    sums or sizes of single batches are equal too, as those of one-hot vectors, nothing is
+    concluded.
     """
-    same = facts.sites[site]
-    rows = [facts.comparison.a.rows(same.a), facts.comparison.b.rows(same.b)]
-    places = [np.flatnonzero(own.step >= facts.step) for own in rows]
-    n = min(map(len, places))
-    a, b = places[0][:n], places[1][:n]
-    steps = np.arange(facts.step, facts.step + n)
-    n = int(np.argmin([*((rows[0].step[a] == steps) & (rows[1].step[b] == steps)), False]))
-    counts, sums, sizes = (
-        [np.cumsum(getattr(own, name)[where[:n]]) for own, where in zip(rows, (a, b), strict=True)]
-        for name in ("count", "sum", "sumsq")
-    )
-    near = np.minimum(
-        SAME_TOTALS, 1e-3 / np.sqrt(np.maximum(counts[0], 1))
-    )  # far less than totals differ by chance
-    same_sums = np.abs(sums[0] - sums[1]) <= near * np.sqrt(counts[0] * sizes[0])
-    same_sizes = np.abs(sizes[0] - sizes[1]) <= near * sizes[0]
-    found = np.flatnonzero(same_sums & same_sizes & (counts[0] == counts[1]))
-    if (
-        not len(found)
-        or same_sums[: found[0]].any()
-        or same_sizes[: found[0]].any()
-        or not found[0]
-    ):
+    one, other = _rows(facts, site)
+    begin = int(np.searchsorted(one.step, facts.step))
+    begin_other = int(np.searchsorted(other.step, facts.step))
+
+    # Only steps without a gap in either can be added up.
+    many = min(len(one.step) - begin, len(other.step) - begin_other)
+    steps = facts.step + np.arange(many)
+    in_one = one.step[begin : begin + many] == steps
+    in_other = other.step[begin_other : begin_other + many] == steps
+    many = int(np.argmin([*(in_one & in_other), False]))
+    part = slice(begin, begin + many)
+    part_other = slice(begin_other, begin_other + many)
+
+    count = np.cumsum(one.count[part])
+    same_counts = count == np.cumsum(other.count[part_other])
+    size = np.cumsum(one.sumsq[part])
+    # Totals differ far more by chance.
+    near = np.minimum(SAME_TOTALS, 1e-3 / np.sqrt(np.maximum(count, 1)))
+    far = np.abs(np.cumsum(one.sum[part]) - np.cumsum(other.sum[part_other]))
+    same_sums = far <= near * np.sqrt(count * size)
+    same_sizes = np.abs(size - np.cumsum(other.sumsq[part_other])) <= near * size
+
+    found = np.flatnonzero(same_sums & same_sizes & same_counts)
+    if not len(found) or found[0] == 0:
         return None
-    return int(found[0]) + 1
-
-
-def _at(facts: FirstParting) -> str:
-    return f", at step {facts.step}"
+    first = int(found[0])
+    if same_sums[:first].any() or same_sizes[:first].any():
+        return None
+    return first + 1

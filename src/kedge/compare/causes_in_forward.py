@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 
 from kedge.compare.alignment.modules import RecordedModule, flow
-from kedge.compare.alignment.sites import SameSite
 from kedge.compare.first_parting import FirstParting, PartingCause, is_called_from_outside
 from kedge.compare.wording import change_between, name_of_module, names_of_modules
 from kedge.short_text import counted
+from kedge.store.recording import SiteInfo
 
 #: Modules that draw random numbers, by the names of their classes.
 RANDOM = re.compile(r"drop|stochastic|gumbel|rrelu|noise", re.IGNORECASE)
@@ -27,11 +27,11 @@ def dtype(facts: FirstParting) -> PartingCause | None:
     if same.kind not in ("in", "out") or not facts.differing_dtypes([facts.sites.index(same)]):
         return None
     outputs = [i for i, other in enumerate(facts.sites) if other.kind == "out"]
-    n = len(facts.differing_dtypes(outputs))
+    differing = len(facts.differing_dtypes(outputs))
     return PartingCause(
         "dtype",
         f"another dtype: {same.text} is {same.a.dtype} in A and {same.b.dtype} in B",
-        f"so are {n} of {counted(len(outputs), 'output')}; {_before(facts)}",
+        f"so are {differing} of {counted(len(outputs), 'output')}; {_before(facts)}",
     )
 
 
@@ -54,75 +54,77 @@ def layer(facts: FirstParting) -> PartingCause | None:
         return None
     module = same.module
     if same.kind == "out" and not module.kept:
-        return PartingCause(
-            "layer", f"a changed layer: {change_between(module.a, module.b)}", _before(facts)
-        )
-    for side, only in (
-        ("B", facts.comparison.alignment.only_b),
-        ("A", facts.comparison.alignment.only_a),
-    ):
-        added = _between(facts, only, side.lower())
-        if added:
-            other = "A" if side == "B" else "B"
-            return PartingCause(
-                "layer",
-                f"a changed layer: {side} has {names_of_modules(added)}, {other} does not",
-                _before(facts),
-            )
+        headline = f"a changed layer: {change_between(module.a, module.b)}"
+        return PartingCause("layer", headline, _before(facts))
+
+    alignment = facts.comparison.alignment
+    known = [facts.sites[i] for i in facts.compared("in", "out")]
+    added = _between(alignment.only_b, [pair.b for pair in known], same.b)
+    if added:
+        headline = f"a changed layer: B has {names_of_modules(added)}, A does not"
+        return PartingCause("layer", headline, _before(facts))
+    added = _between(alignment.only_a, [pair.a for pair in known], same.a)
+    if added:
+        headline = f"a changed layer: A has {names_of_modules(added)}, B does not"
+        return PartingCause("layer", headline, _before(facts))
     return None
 
 
 def _between(
-    facts: FirstParting, only: Sequence[RecordedModule], side: str
+    only: Sequence[RecordedModule], known: Sequence[SiteInfo], last: SiteInfo
 ) -> list[RecordedModule]:
-    """Return the modules of one side that fire between the last equal site and the first different one."""
-    last = getattr(facts.first.same, side)
-    known = [getattr(facts.sites[i], side) for i in facts.compared("in", "out")]
+    """Return the modules that only one side has that fire between the last equal site and another.
+
+    Args:
+        only: The modules that only this side has.
+        known: The sites of this side that were compared.
+        last: The first site that differs.
+    """
     start = max((site.id for site in known if site.id < last.id), default=-1)
-    return [
-        module
-        for module in only
-        if module.segments != last.path.split(".")[: len(module.segments)]
-        and any(flow(site) == "out" and start < site.id < last.id for site in module.sites)
-    ]
+    found = []
+    for module in only:
+        holds_last = list(module.segments) == last.path.split(".")[: len(module.segments)]
+        outputs = [site.id for site in module.sites if flow(site) == "out"]
+        if not holds_last and any(start < number < last.id for number in outputs):
+            found.append(module)
+    return found
 
 
 def rounding(facts: FirstParting) -> PartingCause | None:
     """The cause if the same arithmetic is rounded differently."""
     if not facts.is_rounding:
         return None
-    a, b = facts.comparison.a.manifest, facts.comparison.b.manifest
     evidence = f"the first difference is as small as rounding; {_before(facts)}"
     for key, name in (("torch", "another version of PyTorch"), ("device", "another device")):
-        if a.get(key) != b.get(key) and not facts.column:  # else they were equal all the same
-            return PartingCause(
-                key, f"{name}: {a.get(key, 'unknown')} in A, {b.get(key, 'unknown')} in B", evidence
-            )
-    reasons = (
-        "compiled code, another number of threads, or non-deterministic kernels can be the reason"
-    )
+        a = facts.comparison.a.manifest.get(key, "unknown")
+        b = facts.comparison.b.manifest.get(key, "unknown")
+        if a != b and not facts.column:  # else they were equal all the same
+            return PartingCause(key, f"{name}: {a} in A, {b} in B", evidence)
     return PartingCause(
-        "rounding", "rounding: the same arithmetic in a different order", f"{evidence}; {reasons}"
+        "rounding",
+        "rounding: the same arithmetic in a different order",
+        f"{evidence}; compiled code, another number of threads, "
+        "or non-deterministic kernels can be the reason",
     )
 
 
 def products(facts: FirstParting) -> PartingCause | None:
     """The cause if products of matrices have a coarser format."""
-    same, (least, most) = facts.first.same, COARSE_PRODUCT
-    devices = [str(r.manifest.get("device", "")) for r in (facts.comparison.a, facts.comparison.b)]
-    kind = same.module.a.type
-    if (
-        same.kind != "out"
-        or not PRODUCTS.search(kind)
-        or not any("cuda" in device for device in devices)
-    ):
+    same = facts.first.same
+    if same.kind != "out" or not PRODUCTS.search(same.module.a.type):
         return None
+    a = str(facts.comparison.a.manifest.get("device", ""))
+    b = str(facts.comparison.b.manifest.get("device", ""))
+    if "cuda" not in a and "cuda" not in b:
+        return None
+    least, most = COARSE_PRODUCT
     if same.a.dtype != "float32" or not least < facts.first.apart < most:
         return None
     return PartingCause(
         "products",
         f"perhaps products of matrices in TensorFloat-32: {same.text} is the first to differ",
-        f"{_before(facts)}, and they are {facts.first.apart:.1g} apart; compare torch.backends.cuda.matmul.allow_tf32",
+        f"{_before(facts)}, and they are {facts.first.apart:.1g} apart; "
+        "compare torch.backends.cuda.matmul.allow_tf32",
     )
 
 
@@ -130,43 +132,49 @@ def code(facts: FirstParting) -> PartingCause | None:
     """The cause if a module computes something else, or code between modules does."""
     same = facts.first.same
     if same.kind == "in":
-        headline = (
-            f"the input of {same.module.label} is computed differently, by code between modules"
-        )
+        label = same.module.label
         return PartingCause(
             "code",
-            headline,
-            f"{_before(facts)}; functions such as F.dropout are not modules: compare their arguments",
+            f"the input of {label} is computed differently, by code between modules",
+            f"{_before(facts)}; functions such as F.dropout are not modules: "
+            "compare their arguments",
         )
     if same.kind != "out":
         return None
-    known = [i for i in facts.compared("in") if facts.sites[i].module is same.module]
-    inputs = "its inputs are" if known else "everything before is"
-    parameters = [i for i in facts.compared("param") if facts.sites[i].module is same.module]
-    given = f"{inputs} {facts.equal_before()}" + (
-        ", and so are its parameters" if parameters and known else ""
-    )
+
+    own_kinds = {
+        facts.sites[i].kind
+        for i in facts.compared("in", "param")
+        if facts.sites[i].module is same.module
+    }
+    if "in" not in own_kinds:
+        given = f"everything before is {facts.equal_before()}"
+    elif "param" not in own_kinds:
+        given = f"its inputs are {facts.equal_before()}"
+    else:
+        given = f"its inputs are {facts.equal_before()}, and so are its parameters"
     if DRAWING.search(same.module.a.type):
-        given += "; such a module may drop values at random: compare its rate of dropout, and use the same seed in both"
+        given += (
+            "; such a module may drop values at random: "
+            "compare its rate of dropout, and use the same seed in both"
+        )
+
     name = name_of_module(same.module.a)
     if is_called_from_outside(facts.comparison.a, same) and same.module.leaf:
         given += "; whole numbers, such as targets, are not measured"
         return PartingCause("loss", f"{name} computes something else, or gets other targets", given)
-    a, b = (
-        facts.comparison.value(facts.sites.index(same), facts.column, "rms", side)
-        for side in ("a", "b")
-    )
-    if (a == 0) != (b == 0):
-        return PartingCause("code", f"{name} returns only zeros in {'A' if a == 0 else 'B'}", given)
+    a, b = facts.pair(facts.sites.index(same), "rms")
+    if a == 0 and b != 0:
+        return PartingCause("code", f"{name} returns only zeros in A", given)
+    if b == 0 and a != 0:
+        return PartingCause("code", f"{name} returns only zeros in B", given)
     return PartingCause("code", f"{name} computes something else", given)
 
 
 def _before(facts: FirstParting) -> str:
     """Return a sentence about the equal sites before the first difference."""
-    before = _equal_sites(facts)
-    return f"at step {facts.step} the {counted(len(before), 'site')} before it are {facts.equal_before()}"
-
-
-def _equal_sites(facts: FirstParting) -> list[SameSite]:
     place = facts.sites.index(facts.first.same)
-    return [same for i, same in enumerate(facts.sites[:place]) if facts.is_compared(i)]
+    before = sum(map(facts.is_compared, range(place)))
+    return (
+        f"at step {facts.step} the {counted(before, 'site')} before it are {facts.equal_before()}"
+    )

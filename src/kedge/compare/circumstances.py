@@ -24,22 +24,26 @@ class Circumstance:
 
 def circumstances(a: Recording, b: Recording) -> tuple[Circumstance, ...]:
     """Return the differences: words of the commands, versions, the device."""
-    typed = (_words(a), _words(b))
-    found = [
-        Circumstance("command", " ".join(one), " ".join(other)) for one, other in _changes(*typed)
-    ]
+    found = []
+    for words, others in _changes(_words(a), _words(b)):
+        found.append(Circumstance("command", " ".join(words), " ".join(others)))
     for key in KEYS:
-        one, other = a.manifest.get(key), b.manifest.get(key)
+        one = a.manifest.get(key)
+        other = b.manifest.get(key)
         if one is not None and other is not None and one != other:
             found.append(Circumstance(key, str(one), str(other)))
     return tuple(found)
 
 
 def _words(recording: Recording) -> list[str]:
-    return [visible(str(word), lines=True) for word in recording.manifest.get("command") or ()]
+    command = recording.manifest.get("command") or ()
+    return [visible(str(word), lines=True) for word in command]
 
 
-def _changes(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
+def _changes(
+    a: Sequence[str],
+    b: Sequence[str],
+) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
     """Yield the words that differ; an option belongs to the value that follows it."""
     for a1, a2, b1, b2 in _places(a, b):
         option = a1 > 0 and b1 > 0 and a[a1 - 1].startswith("-")
@@ -47,13 +51,14 @@ def _changes(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[Sequence[str]
 
 
 def _places(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield where differing words begin and end in either; commands of the same length are compared word by word."""
+    """Yield where differing words begin and end in either.
+
+    Commands of the same length are compared word by word.
+    """
     if len(a) == len(b):
-        yield from (
-            (i, i + 1, i, i + 1)
-            for i, (one, other) in enumerate(zip(a, b, strict=True))
-            if one != other
-        )
+        for i, (one, other) in enumerate(zip(a, b, strict=True)):
+            if one != other:
+                yield i, i + 1, i, i + 1
         return
     for tag, *places in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if tag != "equal":

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kedge.compare.alignment.modules import RecordedModule
 from kedge.compare.alignment.sites import Alignment, SameModule, SameSite, align
-from kedge.compare.measures import COMPARED, COUNTS, ChosenRows, Compared, apart, eps
+from kedge.compare.measures import COMPARED, COUNTS, ChosenRows, Compared, apart, coarser, eps
 from kedge.errors import CannotCompare, NoSuchSite
 from kedge.short_text import counted
 from kedge.sites.filters import chosen_sites
@@ -47,10 +47,10 @@ class Parting:
     @property
     def ulps(self) -> float | None:
         """The distance in units of the last place of the site's dtype, the coarser of the two."""
-        sizes = [
-            size for size in (eps(self.same.a.dtype), eps(self.same.b.dtype)) if size is not None
-        ]
-        return self.apart / max(sizes) if sizes and self.statistic not in COUNTS else None
+        size = eps(coarser(self.same.a.dtype, self.same.b.dtype))
+        if size is None or self.statistic in COUNTS:
+            return None
+        return self.apart / size
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,30 +105,33 @@ class Comparison:
     @cached_property
     def unlike(self) -> int:
         """The number of steps that are measured in full in one recording alone."""
-        return int(
-            np.isin(self.steps, np.setxor1d(self.a.steps, self.b.steps, assume_unique=True)).sum()
-        )
+        alone = np.setxor1d(self.a.steps, self.b.steps, assume_unique=True)
+        return int(np.isin(self.steps, alone).sum())
 
     @cached_property
     def first(self) -> Parting | None:
-        """The first difference: in the first step with one, at the first site in the order of the data."""
+        """The first difference: in the first step with one, at its first site in the data's order."""
         columns = np.flatnonzero(self.parted.any(axis=0))
-        return (
-            self.parting(int(np.argmax(self.parted[:, columns[0]])), int(columns[0]))
-            if len(columns)
-            else None
-        )
+        if not len(columns):
+            return None
+        column = int(columns[0])
+        return self.parting(int(np.argmax(self.parted[:, column])), column)
 
     def parting(self, site: int, step: int) -> Parting:
         """Return the difference of two sites in one step, by their places in the matrices."""
-        same, statistic = self.alignment.sites[site], COMPARED[self.which[site, step]]
-        a, b = (self.value(site, step, statistic, side) for side in ("a", "b"))
+        same = self.alignment.sites[site]
+        statistic = COMPARED[self.which[site, step]]
+        a, b = self.pair(site, step, statistic)
         return Parting(int(self.steps[step]), same, statistic, a, b, float(self.apart[site, step]))
 
-    def value(self, site: int, step: int, statistic: Compared, side: str) -> float:
-        """Return one statistic of a site in one step of one of the recordings."""
-        rows = (self.a if side == "a" else self.b).rows(getattr(self.alignment.sites[site], side))
-        return float(rows.statistic(statistic)[np.searchsorted(rows.step, self.steps[step])])
+    def pair(self, site: int, step: int, statistic: Compared) -> tuple[float, float]:
+        """Return one statistic of a site in one step, in A and in B, by its places in the matrices."""
+        same = self.alignment.sites[site]
+        found = []
+        for rows in (self.a.rows(same.a), self.b.rows(same.b)):
+            place = np.searchsorted(rows.step, self.steps[step])
+            found.append(float(rows.statistic(statistic)[place]))
+        return found[0], found[1]
 
     def of_module(self, same: SameModule) -> list[int]:
         """Return the places of a module's sites."""
@@ -163,16 +166,26 @@ def compare(a: Recording, b: Recording, tolerance: float = 0.0) -> Comparison:
     far = np.full((len(places), len(steps)), NOT_MEASURED)
     which = np.zeros(far.shape, dtype=np.int8)
     for i, (same, (found, here, there)) in enumerate(zip(alignment.sites, places, strict=True)):
-        where = slice(None) if len(found) == len(steps) else np.searchsorted(steps, found)
-        one, other = ChosenRows(a.rows(same.a), here), ChosenRows(b.rows(same.b), there)
+        where: Indices = slice(None)
+        if len(found) < len(steps):
+            where = np.searchsorted(steps, found)
+        one = ChosenRows(a.rows(same.a), here)
+        other = ChosenRows(b.rows(same.b), there)
         for number, (_, distance) in enumerate(apart(one, other)):
             more = distance > far[i, where]
             which[i, where] = np.where(more, number, which[i, where])
             far[i, where] = np.fmax(far[i, where], distance)
+
     far[far == NOT_MEASURED] = np.nan
     measured = ~np.isnan(far).all(axis=0)
     return Comparison(
-        a, b, alignment, steps[measured], tolerance, far[:, measured], which[:, measured]
+        a=a,
+        b=b,
+        alignment=alignment,
+        steps=steps[measured],
+        tolerance=tolerance,
+        apart=far[:, measured],
+        which=which[:, measured],
     )
 
 
@@ -186,42 +199,38 @@ def _common(a: Rows, b: Rows, kind: str) -> tuple[Ints, Indices, Indices]:
     compared with others of its kind alone. An update has some of the elements: other numbers of
     them mean other elements.
     """
-    telling = {"param.grad": "level", "update": "count"}.get(kind)
-    if np.array_equal(a.step, b.step) and (
-        telling is None or np.array_equal(getattr(a, telling), getattr(b, telling))
-    ):
+    one, other = a.step, b.step  # what must be equal beside the step
+    if kind == "param.grad":
+        one, other = a.level, b.level
+    elif kind == "update":
+        one, other = a.count, b.count
+    if np.array_equal(a.step, b.step) and np.array_equal(one, other):
         return a.step, slice(None), slice(None)
     common, here, there = np.intersect1d(a.step, b.step, assume_unique=True, return_indices=True)
-    if telling is not None:
-        same = getattr(a, telling)[here] == getattr(b, telling)[there]
-        common, here, there = common[same], here[same], there[same]
-    return common, here, there
+    same = one[here] == other[there]
+    return common[same], here[same], there[same]
 
 
 def _union(steps: Iterator[Ints]) -> Ints:
     """Return all steps of several sites, most of which have the same ones."""
-    distinct: dict[tuple[int, ...], list[Ints]] = {}
-    for found in steps:
-        if len(found):
-            known = distinct.setdefault((len(found), int(found[0]), int(found[-1])), [])
-            if not any(np.array_equal(found, other) for other in known):
-                known.append(found)
-    everything = [found for known in distinct.values() for found in known]
-    return np.unique(np.concatenate(everything)) if everything else np.zeros(0, dtype=np.int64)
+    distinct = {found.tobytes(): found for found in steps}
+    return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *distinct.values()]))
 
 
 def _no_site(a: Recording, b: Recording) -> str:
-    held = ", ".join(f"{_name(side)} has {counted(len(side.sites), 'site')}" for side in (a, b))
+    one, other = (f"{_name(side)} has {counted(len(side.sites), 'site')}" for side in (a, b))
     return (
-        f"cannot compare {_name(a)} with {_name(b)}: no site of one could be found in the other ({held}); "
+        f"cannot compare {_name(a)} with {_name(b)}: "
+        f"no site of one could be found in the other ({one}, {other}); "
         "compare two recordings of the same model"
     )
 
 
 def _no_step(a: Recording, b: Recording) -> str:
-    held = ", ".join(f"{_name(side)} has {_some(side.steps)}" for side in (a, b))
+    one, other = (f"{_name(side)} has {_some(side.steps)}" for side in (a, b))
     return (
-        f"cannot compare {_name(a)} with {_name(b)}: no step was measured in both ({held}); "
+        f"cannot compare {_name(a)} with {_name(b)}: "
+        f"no step was measured in both ({one}, {other}); "
         "record both again with --every 1 --budget none"
     )
 
@@ -229,8 +238,12 @@ def _no_step(a: Recording, b: Recording) -> str:
 def _some(steps: Sequence[int] | Ints) -> str:
     if not len(steps):
         return "no measured step"
-    named = ", ".join(str(step) for step in steps[:NAMED_STEPS])
-    return f"step{'' if len(steps) == 1 else 's'} {named}{' and others' if len(steps) > NAMED_STEPS else ''}"
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    named = ", ".join(map(str, steps[:NAMED_STEPS]))
+    if len(steps) > NAMED_STEPS:
+        named += " and others"
+    return f"steps {named}"
 
 
 def _name(recording: Recording) -> str:
@@ -238,11 +251,12 @@ def _name(recording: Recording) -> str:
 
 
 def chosen_part(comparison: Comparison, text: str) -> Comparison:
-    """Return a comparison with the chosen sites and their modules alone; either recording's names will do.
+    """Return a comparison with the chosen sites and their modules alone.
 
     Args:
         comparison: The comparison.
-        text: A text of the site language; see Note [Words] in `kedge.sites.filters`.
+        text: A text of the site language, with the names of either recording; see Note [Words] in
+            `kedge.sites.filters`.
 
     Raises:
         NoSuchSite: A part of the text selects nothing, or all of it only what cannot be compared.
@@ -251,9 +265,10 @@ def chosen_part(comparison: Comparison, text: str) -> Comparison:
     either = (*comparison.a.sites, *comparison.b.sites)
     chosen = {id(site) for site in chosen_sites(text, either, "these recordings")}
     whole = comparison.alignment
-    places = [
-        i for i, same in enumerate(whole.sites) if id(same.a) in chosen or id(same.b) in chosen
-    ]
+    places = []
+    for place, same in enumerate(whole.sites):
+        if not chosen.isdisjoint((id(same.a), id(same.b))):
+            places.append(place)
     if not places:
         raise NoSuchSite(
             f'"{text}" selects nothing that both recordings have; "**" selects everything'
@@ -269,11 +284,17 @@ def chosen_part(comparison: Comparison, text: str) -> Comparison:
         sites_b=_of(whole.sites_b, chosen),
     )
     return replace(
-        comparison, alignment=part, apart=comparison.apart[places], which=comparison.which[places]
+        comparison,
+        alignment=part,
+        apart=comparison.apart[places],
+        which=comparison.which[places],
     )
 
 
-def _with(modules: Sequence[RecordedModule], chosen: set[int]) -> tuple[RecordedModule, ...]:
+def _with(
+    modules: Sequence[RecordedModule],
+    chosen: set[int],
+) -> tuple[RecordedModule, ...]:
     return tuple(module for module in modules if _of(module.sites, chosen))
 
 

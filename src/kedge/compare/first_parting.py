@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,7 +44,8 @@ class FirstParting:
     """
 
     def __init__(self, comparison: Comparison, first: Parting) -> None:
-        self.comparison, self.first = comparison, first
+        self.comparison = comparison
+        self.first = first
         self.column = int(np.searchsorted(comparison.steps, first.step))
 
     @property
@@ -59,9 +60,10 @@ class FirstParting:
 
     def compared(self, *kinds: str) -> list[int]:
         """Return the places of the sites of some kinds that were compared in that step."""
-        return [
-            i for i, same in enumerate(self.sites) if same.kind in kinds and self.is_compared(i)
-        ]
+        return list(filter(self.is_compared, self._of_kinds(kinds)))
+
+    def _of_kinds(self, kinds: Collection[str]) -> list[int]:
+        return [i for i, same in enumerate(self.sites) if same.kind in kinds]
 
     def is_compared(self, site: int) -> bool:
         """Whether a site was compared in that step."""
@@ -75,30 +77,35 @@ class FirstParting:
         """Return the difference of a site in that step."""
         return self.comparison.parting(site, self.column)
 
+    def pair(self, site: int, statistic: Compared) -> tuple[float, float]:
+        """Return one statistic of a site in that step, in A and in B."""
+        return self.comparison.pair(site, self.column, statistic)
+
     def earlier(self, *kinds: str) -> int | None:
-        """Return the last step before in which sites of some kinds were compared; None if there is none."""
-        rows = [i for i, same in enumerate(self.sites) if same.kind in kinds]
-        before = (
-            ~np.isnan(self.comparison.apart[rows, : self.column]).all(axis=0)
-            if rows
-            else np.zeros(0, dtype=bool)
-        )
-        found = np.flatnonzero(before)
-        return int(self.comparison.steps[found[-1]]) if len(found) else None
+        """Return the last step before in which sites of some kinds were compared, if any."""
+        rows = self._of_kinds(kinds)
+        before = self.comparison.apart[rows, : self.column]
+        found = np.flatnonzero((~np.isnan(before)).any(axis=0))
+        if not len(found):
+            return None
+        return int(self.comparison.steps[found[-1]])
 
     @cached_property
     def at_start(self) -> bool:
         """Whether both recordings begin with that step."""
-        return all(
-            len(r.steps) and r.steps[0] == self.step for r in (self.comparison.a, self.comparison.b)
-        )
+        first = [self.step]
+        a, b = self.comparison.a, self.comparison.b
+        return bool(a.steps[:1].tolist() == first == b.steps[:1].tolist())
 
     def paths(self, sites: Iterable[int]) -> list[str]:
         """Return the paths of sites in A, such as those of parameters."""
         return [self.sites[i].a.path for i in sites]
 
     def ratios(
-        self, sites: Iterable[int], statistic: Compared = "rms", column: int | None = None
+        self,
+        sites: Iterable[int],
+        statistic: Compared = "rms",
+        column: int | None = None,
     ) -> Floats:
         """Return a statistic of each site in B relative to A; NaN if both are zero.
 
@@ -107,15 +114,15 @@ class FirstParting:
             statistic: The statistic.
             column: The place of the step; that of the first difference if None.
         """
-        column = self.column if column is None else column
-        values = [
-            [self.comparison.value(i, column, statistic, side) for side in ("b", "a")]
-            for i in sites
-        ]
+        if column is None:
+            column = self.column
+        values = [self.comparison.pair(i, column, statistic) for i in sites]
         both = np.array(values, dtype=np.float64).reshape(-1, 2)
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratios = both[:, 0] / both[:, 1]
-        return np.where(both.any(axis=1), np.where(np.isfinite(ratios), ratios, np.inf), np.nan)
+            ratios = both[:, 1] / both[:, 0]
+        ratios[~np.isfinite(ratios)] = np.inf
+        ratios[~both.any(axis=1)] = np.nan
+        return ratios
 
     @property
     def is_rounding(self) -> bool:
@@ -126,21 +133,25 @@ class FirstParting:
         """Return the sites that have another dtype in B."""
         return [i for i in sites if self.sites[i].a.dtype != self.sites[i].b.dtype]
 
-    def fits_dtypes(self, parting: Parting) -> bool:
-        """Whether the coarser of both dtypes explains the distance of two values."""
-        return parting.ulps is not None and parting.ulps <= ROUNDING_ULPS / 8
+    def dtypes(self, site: int) -> tuple[str, str]:
+        """Return the dtypes of a site in A and in B."""
+        same = self.sites[site]
+        return same.a.dtype, same.b.dtype
+
+    def fits_dtypes(self, site: int) -> bool:
+        """Whether the coarser of both dtypes explains the difference of a site in that step."""
+        ulps = self.parting(site).ulps
+        return ulps is not None and ulps <= ROUNDING_ULPS / 8
 
     def equal_before(self) -> str:
         """Return words for the equality of everything before the difference."""
-        return (
-            "equal to the last bit"
-            if not self.comparison.tolerance
-            else "equal within the tolerance"
-        )
+        if self.comparison.tolerance:
+            return "equal within the tolerance"
+        return "equal to the last bit"
 
 
 def is_from_outside(recording: Recording, same: SameSite) -> bool:
-    """Whether a site is an input that no watched module made, of a module that the program itself calls."""
+    """Whether a site is an input from the program: of a module it calls, and made by none."""
     outside = same.kind == "in" and is_called_from_outside(recording, same)
     return outside and all(source is None for source in same.a.sources)
 
@@ -156,4 +167,6 @@ def common_factor(ratios: Floats, spread: float) -> float | None:
     if not len(known) or not np.all(np.isfinite(known) & (known > 0)):
         return None
     middle = float(np.median(known))
-    return middle if np.all(np.abs(known / middle - 1) <= spread) else None
+    if not np.all(np.abs(known / middle - 1) <= spread):
+        return None
+    return middle

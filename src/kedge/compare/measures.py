@@ -16,7 +16,7 @@ up to rounding.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from kedge.store.rows import Bools, Floats, Ints, Rows, Statistic
 Compared = Literal["rms", "max", "min", "mean", "zero", "nonfinite", "nan", "count"]
 
 #: The statistics that are compared; of several with the same distance the first is named.
-COMPARED: tuple[Compared, ...] = ("rms", "max", "min", "mean", "zero", "nonfinite", "nan", "count")
+COMPARED: tuple[Compared, ...] = get_args(Compared)
 
 #: The statistics that do not show rounding: they count elements.
 COUNTS = frozenset({"zero", "nonfinite", "nan", "count"})
@@ -40,7 +40,8 @@ class ChosenRows:
     """The rows of one site in the steps that are compared."""
 
     def __init__(self, rows: Rows, where: Ints | slice) -> None:
-        self._rows, self._where = rows, where
+        self._rows = rows
+        self._where = where
 
     @property
     def broken(self) -> Bools:
@@ -59,18 +60,26 @@ class ChosenRows:
 
 def apart(a: ChosenRows, b: ChosenRows) -> Iterator[tuple[Compared, Floats]]:
     """Yield for each statistic the distance of two sites in each step; see Note [Apart]."""
-    broken, other = a.broken, b.broken
-    both, one = broken & other, broken != other
+    broken = a.broken
+    other = b.broken
+    both = broken & other
+    one = broken != other
     otherwise = a.level != b.level
-    sizes = {"mean": _larger(a["rms"], b["rms"])}
-    sizes["min"] = sizes["max"] = _larger(a["absmax"], b["absmax"])
+    extremes = _larger(a["absmax"], b["absmax"])
+    sizes = {"mean": _larger(a["rms"], b["rms"]), "min": extremes, "max": extremes}
     for name in COMPARED:
-        x, y = a[name], b[name]
-        far = np.abs(x - y) if name == "zero" else _relative(x, y, sizes.get(name))
+        x = a[name]
+        y = b[name]
+        if name == "zero":
+            far = np.abs(x - y)
+        else:
+            far = _relative(x, y, sizes.get(name))
         if both.any():
             far[both & ~(np.isfinite(x) & np.isfinite(y))] = 0.0
-        if one.any():
-            far[one] = np.inf if name == "nonfinite" else np.nan
+        if name == "nonfinite":
+            far[one] = np.inf
+        else:
+            far[one] = np.nan
         if otherwise.any():
             far[otherwise & (far < MEASURED_OTHERWISE)] = 0.0
         yield name, far
@@ -91,9 +100,14 @@ def _relative(x: Floats, y: Floats, sizes: Floats | None) -> Floats:
 
 
 def eps(dtype: str) -> float | None:
-    """Return the relative distance of a format's neighbouring numbers; None if it is not a floating-point format."""
+    """Return the relative distance of a format's neighbouring numbers.
+
+    It is None if it is not a floating-point format.
+    """
     known = FORMATS.get(dtype)
-    return known.smallest / known.smallest_normal if known else None
+    if known is None:
+        return None
+    return known.smallest / known.smallest_normal
 
 
 def coarser(a: str, b: str) -> str:

@@ -1,4 +1,4 @@
-"""Short names for some of a model's parameters: the name of a block, if all parameters in it are among them."""
+"""Short names for some of a model's parameters: that of a block, if all in it are among them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ def names_of_parameters(chosen: Collection[str], known: Collection[str]) -> str:
         chosen: The paths of the parameters.
         known: The paths of all parameters of which these were chosen.
     """
-    others = {part for path in set(known).difference(chosen) for part in _prefixes(path)}
+    others = set[str]().union(*map(_prefixes, set(known).difference(chosen)))
+    if not others and len(chosen) > 1:
+        return f"all {counted(len(chosen), 'parameter')}"
     if not others:
-        return (
-            f"all {counted(len(chosen), 'parameter')}"
-            if len(chosen) > 1
-            else next(iter(chosen), "no parameter")
-        )
+        return next(iter(chosen), "no parameter")
     blocks = (next(part for part in _prefixes(path) if part not in others) for path in chosen)
     return listed(folded_names(dict.fromkeys(blocks)), NAMED)
 
 
 def share_of(chosen: Collection[str], known: Collection[str]) -> str:
-    """Return the number of some parameters, of which all others are known: ``6 of 34 parameters``."""
-    return f"{len(chosen)} of {counted(len(set(known).union(chosen)), 'parameter')}"
+    """Return the number of some parameters among all that are known: ``6 of 34 parameters``."""
+    every = set(known).union(chosen)
+    return f"{len(chosen)} of {counted(len(every), 'parameter')}"
 
 
 def _prefixes(path: str) -> Iterator[str]:
     """Yield the modules around a parameter, the outermost first, and its own path."""
     parts = path.split(".")
-    yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+    for end in range(1, len(parts) + 1):
+        yield ".".join(parts[:end])

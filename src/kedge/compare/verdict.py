@@ -72,18 +72,21 @@ def judge(comparison: Comparison) -> Verdict:
     if first is None:
         return Verdict(parted=False, first=None, cause=_same(comparison))
     facts = FirstParting(comparison, first)
-    found = next(cause for find in (*FINDERS, _unknown) if (cause := find(facts)) is not None)
+    causes = (find(facts) for find in FINDERS)
+    found = next((cause for cause in causes if cause is not None), _unknown(facts))
     if facts.column and found.code not in ("unseen", "late"):
-        before = counted(facts.column, "compared step")
-        found = replace(
-            found,
-            evidence=f"{found.evidence}; {before} before it {'is' if facts.column == 1 else 'are'} equal",
-        )
+        before = "1 compared step before it is equal"
+        if facts.column > 1:
+            before = f"{counted(facts.column, 'compared step')} before it are equal"
+        found = replace(found, evidence=f"{found.evidence}; {before}")
     return Verdict(parted=True, first=first, cause=found)
 
 
 def judge_ranks(comparison: Comparison) -> Verdict:
-    """Return the verdict on two ranks of one run: their data may differ, the values that they share may not."""
+    """Return the verdict on two ranks of one run.
+
+    Their data may differ, the values that they share may not.
+    """
     sites = comparison.alignment.sites
     shared = [i for i, same in enumerate(sites) if same.kind in SHARED]
     parted = comparison.parted[shared]
@@ -96,17 +99,18 @@ def judge_ranks(comparison: Comparison) -> Verdict:
 
 
 def _same(comparison: Comparison) -> PartingCause:
-    values = f"{counted(comparison.values, 'value')} of {counted(len(comparison.alignment.sites), 'site')}"
-    steps = counted(len(comparison.steps), "step")
+    values = counted(comparison.values, "value")
+    sites = counted(len(comparison.alignment.sites), "site")
+    found = f"{values} of {sites} in {counted(len(comparison.steps), 'step')} are "
     if comparison.tolerance:
         furthest = float(np.nanmax(comparison.apart))
-        found = f"{values} in {steps} are at most {furthest:.2g} apart, and {comparison.tolerance:g} is tolerated"
+        found += f"at most {furthest:.2g} apart, and {comparison.tolerance:g} is tolerated"
         return PartingCause("same", "no difference beyond the tolerance", found)
-    rounded = f", those of {counted(comparison.unlike, 'step')} that one alone measured in full up to rounding"
-    rounded *= comparison.unlike > 0
-    return PartingCause(
-        "same", "no difference", f"{values} in {steps} are equal to the last bit{rounded}"
-    )
+    found += "equal to the last bit"
+    if comparison.unlike:
+        unlike = counted(comparison.unlike, "step")
+        found += f", those of {unlike} that one alone measured in full up to rounding"
+    return PartingCause("same", "no difference", found)
 
 
 def _unknown(facts: FirstParting) -> PartingCause:
@@ -123,9 +127,10 @@ def _drift(first: Parting) -> PartingCause:
         "grad.norm": "gradients at the end of backward",
         "update": "updates",
     }
+    what = names[first.same.kind]
     return PartingCause(
         "drift",
-        f"the ranks drift apart: their {names[first.same.kind]} differ from step {first.step} on",
+        f"the ranks drift apart: their {what} differ from step {first.step} on",
         f"{first.same.text} is the first; ranks that hold parts of a sharded model may differ",
     )
 
@@ -140,7 +145,8 @@ def _agreement(comparison: Comparison, shared: list[int]) -> PartingCause:
     sites = comparison.alignment.sites
     inputs = [i for i, same in enumerate(sites) if is_from_outside(comparison.a, same)]
     known = comparison.apart[inputs]
-    equal = f"parameters, gradient norms and updates are equal in {counted(len(comparison.steps), 'step')}"
+    steps = counted(len(comparison.steps), "step")
+    equal = f"parameters, gradient norms and updates are equal in {steps}"
     if inputs and not np.isnan(known).all() and not comparison.parted[inputs].any():
         return PartingCause(
             "same-data",

@@ -23,33 +23,44 @@ def names_of_modules(modules: Sequence[RecordedModule]) -> str:
 
 
 def folded_modules(modules: Sequence[RecordedModule]) -> list[str]:
-    """Return the names of modules with their types; those of one type whose paths differ only in numbers share a name."""
-    folds = Folding[RecordedModule](lambda module: module.label, lambda module: module.type).fold(
-        modules
-    )
-    return [
-        f"{one.name} ({one.members[0].type})" if one.folded else name_of_module(one.members[0])
-        for one in folds
-    ]
+    """Return the names of modules with their types.
+
+    Those of one type whose paths differ only in numbers share a name.
+    """
+    folding = Folding[RecordedModule](lambda module: module.label, lambda module: module.type)
+    names = []
+    for one in folding.fold(modules):
+        first = one.members[0]
+        if one.folded:
+            names.append(f"{one.name} ({first.type})")
+        else:
+            names.append(name_of_module(first))
+    return names
 
 
 def name_of_module(module: RecordedModule) -> str:
     """Return the name of a module with its type: ``fc1 (Linear)``, ``CrossEntropyLoss``."""
-    return (
-        module.label
-        if module.type in ("", module.label.strip("()"))
-        else f"{module.label} ({module.type})"
-    )
+    if module.type in ("", module.label.strip("()")):
+        return module.label
+    return f"{module.label} ({module.type})"
 
 
 def change_between(a: RecordedModule, b: RecordedModule) -> str:
     """Return the difference between two modules, one in the place of the other."""
+    if a.type != b.type and a.path == b.path:
+        return f"{a.label} is {a.type} in A, {b.type} in B"
     if a.type != b.type:
-        return f"{a.label} is {a.type} in A, {b.label + ' is ' if b.path != a.path else ''}{b.type} in B"
-    ones, others = dict(a.parameters), dict(b.parameters)
-    held = [" and ".join(_held(name, side) for name in a.unlike(b)) for side in (ones, others)]
-    return f"{name_of_module(a)} has {held[0]} in A, {held[1]} in B"
+        return f"{a.label} is {a.type} in A, {b.label} is {b.type} in B"
+    names = a.unlike(b)
+    return f"{name_of_module(a)} has {_held(names, a)} in A, {_held(names, b)} in B"
 
 
-def _held(name: str, shapes: dict[str, tuple[int, ...]]) -> str:
-    return f"{name} {text_of_shape(shapes[name])}" if name in shapes else f"no {name}"
+def _held(names: Sequence[str], module: RecordedModule) -> str:
+    shapes = dict(module.parameters)
+    held = []
+    for name in names:
+        if name in shapes:
+            held.append(f"{name} {text_of_shape(shapes[name])}")
+        else:
+            held.append(f"no {name}")
+    return " and ".join(held)

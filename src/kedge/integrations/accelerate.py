@@ -13,10 +13,10 @@ from kedge.watch.run.block import WatchBlock
 
 
 class AccelerateTracker(WatchCallback, GeneralTracker):
-    """A tracker that watches a program, from `Accelerator.init_trackers` to `Accelerator.end_training`.
+    """A tracker that watches a program.
 
-    Every process watches its own rank. Values passed to `Accelerator.log` go to the other trackers
-    alone.
+    It does so from `Accelerator.init_trackers` to `Accelerator.end_training`. Every process watches
+    its own rank. Values passed to `Accelerator.log` go to the other trackers alone.
 
     Args:
         what: The path of the recording, or the result of `kedge.watch`:

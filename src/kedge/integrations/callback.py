@@ -1,4 +1,4 @@
-"""The watch behind the callbacks of training loops: its start, the place of its recording, and its end."""
+"""The watch behind the callbacks of training loops: its start, its recording, and its end."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ class WatchCallback:
     """
 
     def __init__(self, what: WatchBlock | str | os.PathLike[str] | None = None) -> None:
-        self.watched = what if what is None or isinstance(what, WatchBlock) else watch(what)
+        if what is not None and not isinstance(what, WatchBlock):
+            what = watch(what)
+        self.watched = what
 
     def begin(self, results: str | os.PathLike[str], model: nn.Module | None = None) -> None:
-        """Begin to watch; without a path, the recording goes to the folder of the training's results.
+        """Begin to watch.
+
+        Without a path, the recording goes to the folder of the training's results.
 
         Args:
             results: That folder.

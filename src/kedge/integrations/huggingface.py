@@ -1,4 +1,7 @@
-"""Kedge in the Trainer of Hugging Face transformers, and those of TRL: ``Trainer(..., callbacks=[HuggingFaceCallback()])``."""
+"""Kedge in the Trainer of Hugging Face transformers, and those of TRL.
+
+``Trainer(..., callbacks=[HuggingFaceCallback()])`` is all that it takes.
+"""
 
 from __future__ import annotations
 

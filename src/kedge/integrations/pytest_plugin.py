@@ -1,4 +1,6 @@
-"""Kedge in pytest: the mark ``finite`` and the fixture ``kedge_watch``. Loaded in every pytest run, so it is light.
+"""Kedge in pytest: the mark ``finite`` and the fixture ``kedge_watch``.
+
+This is loaded in every pytest run, so it is light.
 
 # Note [The mark]
 A marked test is recorded, every step in full, to a temporary folder. The test fails if the rule
@@ -17,7 +19,10 @@ import pytest
 if TYPE_CHECKING:
     from kedge.watch.run.block import WatchBlock
 
-_MARK = "finite: fail if an output or a gradient of a module holds a NaN or an infinity, and report where it was made"
+_MARK = (
+    "finite: fail if an output or a gradient of a module holds a NaN or an infinity, "
+    "and report where it was made"
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,7 +78,9 @@ def _watched(folder: Path) -> WatchBlock:
 def _verdict(watched: WatchBlock) -> str:
     from kedge.rules.nonfinite.nan_born import NanBorn
 
-    found = watched.findings([NanBorn()])
-    return "\n".join(
-        f"{finding.code}: {finding.message}\n{finding.remedy}".rstrip() for finding in found
-    )
+    lines = []
+    for finding in watched.findings([NanBorn()]):
+        lines.append(f"{finding.code}: {finding.message}")
+        if finding.remedy:
+            lines.append(finding.remedy)
+    return "\n".join(lines)

@@ -9,7 +9,7 @@ the loss before the norm; each statistic of each kind of site has a section of i
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 from typing import Any
 
@@ -36,9 +36,8 @@ class Scalars:
     def __init__(self, statistics: Sequence[str]) -> None:
         unknown = [name for name in statistics if name not in STATISTICS]
         if unknown:
-            raise ValueError(
-                f"{unknown[0]!r} is not a statistic of a recording; there are {', '.join(STATISTICS)}"
-            )
+            known = ", ".join(STATISTICS)
+            raise ValueError(f"{unknown[0]!r} is not a statistic of a recording; there are {known}")
         self.statistics = tuple(statistics)
         self.step = 0
         self._sites: Entries = ()
@@ -47,7 +46,8 @@ class Scalars:
 
     def sites(self, sites: Entries, roots: Entries) -> None:
         """Remember the sites."""
-        self._sites, self._roots = list(sites), list(roots)
+        self._sites = list(sites)
+        self._roots = list(roots)
         self._has_loss = any(site["kind"] == "loss" for site in sites)
 
     def stats(self, step: int, columns: Columns) -> None:
@@ -72,40 +72,45 @@ class Scalars:
 
     def _numbers(self, step: int, columns: Columns) -> Iterator[tuple[str, float]]:
         rows = rows_of(step, columns)
-        clean, ids = rows.clean.tolist(), np.asarray(columns["site"]).tolist()
+        clean = rows.clean.tolist()
+        ids = np.asarray(columns["site"]).tolist()
         values = {name: rows.statistic(name).tolist() for name in {*self.statistics, "mean"}}
         for i, number in enumerate(ids):
             site = self._sites[number]
-            kind, place = site["kind"], _place(site)
-            named: Iterable[tuple[str, float]] = ()
+            kind = site["kind"]
+            place = _place(site)
+            title = place or self._root(site)
+            is_number = rows.count[i] == rows.calls[i] and not site["shape"]
+            named: dict[str, float] = {}
             if kind == "grad.norm":
-                named = [
-                    (f"kedge/norm_of_gradients/{place}".rstrip("/"), float(np.sqrt(rows.sumsq[i])))
-                ]
+                name = f"kedge/norm_of_gradients/{place}".rstrip("/")
+                named[name] = float(np.sqrt(rows.sumsq[i]))
             elif kind == "loss":
-                named = [(f"kedge/{site['site']}", values["mean"][i])]
-            elif kind == "out" and rows.count[i] == rows.calls[i] and not site["shape"]:
-                named = (
-                    []
-                    if self._has_loss
-                    else [(f"kedge/loss/{place or self._root(site)}", values["mean"][i])]
-                )
+                named[f"kedge/{site['site']}"] = values["mean"][i]
+            elif kind == "out" and is_number and self._has_loss:
+                continue
+            elif kind == "out" and is_number:
+                named[f"kedge/loss/{title}"] = values["mean"][i]
             elif kind != "in" and rows.level[i] == FULL:
-                title = place or self._root(site)
-                named = [
-                    (f"kedge_{name}_{kind}/{title}", values[name][i]) for name in self.statistics
-                ]
-            yield from ((name, value) for name, value in named if not (isnan(value) and clean[i]))
+                for name in self.statistics:
+                    named[f"kedge_{name}_{kind}/{title}"] = values[name][i]
+            for name, value in named.items():
+                was_measured = not isnan(value) or not clean[i]
+                if was_measured:
+                    yield name, value
 
     def _root(self, site: Mapping[str, Any]) -> str:
         root = site.get("root", 0)
-        return str(self._roots[root]["name"]) if 0 <= root < len(self._roots) else "model"
+        if not 0 <= root < len(self._roots):
+            return "model"
+        return str(self._roots[root]["name"])
 
 
 def _place(site: Mapping[str, Any]) -> str:
-    """Return the module or parameter of a site, with the index of its tensor: ``layer1``, ``lstm[0]``."""
+    """Return the module or parameter of a site, with the index of its tensor: ``lstm[0]``."""
     place, _, kind = site["site"].rpartition(":")
-    return f"{place.replace(chr(92), '')}{kind.removeprefix(site['kind'])}"
+    leaf = kind.removeprefix(site["kind"])
+    return str(place.replace("\\", "") + leaf)
 
 
 def text_of(finding: Mapping[str, Any]) -> str:

@@ -25,7 +25,9 @@ class TensorBoard(Scalars):
     """
 
     def __init__(
-        self, logdir: str | os.PathLike[str] | SummaryWriter, statistics: Sequence[str] = ("rms",)
+        self,
+        logdir: str | os.PathLike[str] | SummaryWriter,
+        statistics: Sequence[str] = ("rms",),
     ) -> None:
         super().__init__(statistics)
         self.given = logdir
@@ -50,13 +52,17 @@ class TensorBoard(Scalars):
             self.writer.add_scalar(name, number, step)
 
     def send_finding(self, finding: Mapping[str, Any]) -> None:
-        """Add a finding to the text, which is written as a whole: of many texts, TensorBoard shows ten drawn at random."""
-        step = f", step {finding['step']}" if finding["step"] >= 0 else ""
-        head = f"**{finding['code']}** ({finding['severity']}) at {finding['site']}{step}"
-        self._texts.append(
-            "\n\n".join([head, finding["message"], *filter(None, [finding["remedy"]])])
-        )
-        self._found, self._waits = max(self._found, finding["step"]), True
+        """Add a finding to the text, which is written as a whole.
+
+        Of many texts, TensorBoard shows ten drawn at random.
+        """
+        head = f"**{finding['code']}** ({finding['severity']}) at {finding['site']}"
+        if finding["step"] >= 0:
+            head += f", step {finding['step']}"
+        paragraphs = [head, finding["message"], finding["remedy"]]
+        self._texts.append("\n\n".join(filter(None, paragraphs)))
+        self._found = max(self._found, finding["step"])
+        self._waits = True
 
     def _write_findings(self) -> None:
         if self._waits:
@@ -66,9 +72,8 @@ class TensorBoard(Scalars):
     def close(self) -> None:
         """Write everything that waits."""
         if not self._texts:
-            self.writer.add_text(
-                FINDINGS, "no findings; `kedge check` lists the rules that could judge", self.step
-            )
+            nothing = "no findings; `kedge check` lists the rules that could judge"
+            self.writer.add_text(FINDINGS, nothing, self.step)
         self._write_findings()
         self.writer.flush()
         if self._own is not None:

@@ -1,4 +1,7 @@
-"""Kedge in the recipes of torchtune: ``metric_logger._component_=kedge.integrations.torchtune.TorchtuneLogger``."""
+"""Kedge in the recipes of torchtune.
+
+``metric_logger._component_=kedge.integrations.torchtune.TorchtuneLogger`` is all that it takes.
+"""
 
 from __future__ import annotations
 

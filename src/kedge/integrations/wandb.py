@@ -20,15 +20,18 @@ from kedge.report.fitted_text import cut
 from kedge.store.recording import Recording
 from kedge.watch.run.replay import replay
 
-_STEP, _OF_SITES = "kedge/step", "kedge_"
+_STEP = "kedge/step"
+#: What the names of the curves of sites begin with.
+_OF_SITES = "kedge_"
 _COUNTS = {"error": "kedge/errors", "warning": "kedge/warnings", "info": "kedge/info"}
 #: The longest title of an alert: their server takes less than 64 characters.
 _TITLE = 63
 
 
 class Wandb(Scalars):
-    """A sink that logs curves to a run of Weights & Biases, sends errors as alerts, and counts findings in the summary.
+    """A sink that logs curves to a run of Weights & Biases.
 
+    It sends errors as alerts, and counts findings in the summary.
     ``kedge.watch("run.kedge").send_to(Wandb(wandb.init()))`` does so during the run. The curves
     have an axis of their own, ``kedge/step``.
 
@@ -44,15 +47,15 @@ class Wandb(Scalars):
         self, run: wandb.Run, statistics: Sequence[str] = ("rms",), *, commit: bool = True
     ) -> None:
         super().__init__(statistics)
-        self.run, self.commit = run, commit
+        self.run = run
+        self.commit = commit
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._named: set[str] = set()
         self._logged: set[str] = set()
         run.define_metric(_STEP, hidden=True)
         run.define_metric("kedge/*", step_metric=_STEP)
-        run.define_metric(
-            f"{_OF_SITES}*", step_metric=_STEP, summary="none"
-        )  # see Note [The summary of a run]
+        # See Note [The summary of a run].
+        run.define_metric(f"{_OF_SITES}*", step_metric=_STEP, summary="none")
 
     def send(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log the numbers of one step."""
@@ -63,7 +66,8 @@ class Wandb(Scalars):
 
     def send_finding(self, finding: Mapping[str, Any]) -> None:
         """Add a finding to the summary, and alert the user to an error."""
-        code, severity = finding["code"], finding["severity"]
+        code = finding["code"]
+        severity = finding["severity"]
         self._counts[severity] += 1
         if code not in self._named:
             self._named.add(code)

@@ -9,8 +9,8 @@
 
 A field is a text, a flag, a number, another such class, or a tuple or mapping of these. `Annotated`
 has a check of its own; see `kedge.json_input.shape`. What several fields must have together is
-checked in ``__post_init__``, which raises `Misshapen`. A class whose form in a file is another has a
-classmethod ``from_json``, which takes that form and checks it, and a method ``to_json``, which
+checked in ``__post_init__``, which raises `Misshapen`. A class whose form in a file is another has
+a classmethod ``from_json``, which takes that form and checks it, and a method ``to_json``, which
 returns it.
 """
 
@@ -52,7 +52,9 @@ _SIMPLE: Mapping[Any, Check] = {
     int: shape.whole,
     str: shape.text,
 }
-_LEFT_OUT, _REQUIRED = "left out at its default", "never missing in a file"
+#: The keys of a field's metadata.
+_LEFT_OUT = "left out at its default"
+_REQUIRED = "never missing in a file"
 
 
 def left_out(default: Any, metadata: Mapping[str, Any] | None = None) -> Any:
@@ -66,7 +68,7 @@ def left_out(default: Any, metadata: Mapping[str, Any] | None = None) -> Any:
 
 
 def required(default: Any) -> Any:
-    """Return a field that has a default for those who make an instance, and is never missing in a file."""
+    """Return a field with a default for those who make an instance; no file lacks it."""
     return field(default=default, metadata={_REQUIRED: True})
 
 
@@ -106,10 +108,13 @@ def fields_as_json(value: Any) -> dict[str, Any]:
 @cache
 def _written(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
     """Return the fields of a class, each with the value with which it is not written."""
-    return tuple(
-        (each.name, each.default if _LEFT_OUT in each.metadata else MISSING)
-        for each in fields(kind)
-    )
+    written: list[tuple[str, Any]] = []
+    for each in fields(kind):
+        if _LEFT_OUT in each.metadata:
+            written.append((each.name, each.default))
+        else:
+            written.append((each.name, MISSING))
+    return tuple(written)
 
 
 @cache
@@ -134,7 +139,8 @@ def _is_required(each: Field[Any]) -> bool:
 def _check_of(annotation: Any) -> Check:
     if annotation in _SIMPLE:
         return _SIMPLE[annotation]
-    origin, arguments = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
     if origin is Annotated:
         check: Check = arguments[1]
         return check

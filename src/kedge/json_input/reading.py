@@ -48,7 +48,8 @@ def open_regular(path: Path) -> FileIO:
         BadJson: It is a device, a pipe, a socket or a folder.
         OSError: It cannot be opened.
     """
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    number = os.open(path, flags)
     kind = os.fstat(number).st_mode
     if not stat.S_ISREG(kind):
         os.close(number)
@@ -85,7 +86,10 @@ def parse(content: bytes, *, exact: bool = False) -> Any:
     try:
         text = content.decode("utf-8")
         document = json.loads(
-            text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_float=_finite,
         )
     except UnicodeDecodeError as error:
         raise BadJson(f"it is not JSON (byte {error.start} is not UTF-8)") from error
@@ -96,12 +100,14 @@ def parse(content: bytes, *, exact: bool = False) -> Any:
     except ValueError as error:
         raise BadJson(f"it is not JSON ({error})") from error
     _check_levels(document)
-    return _visible(document, ()) if not exact and _SUSPECT.search(content) else document
+    if exact or not _SUSPECT.search(content):
+        return document
+    return _visible(document, ())
 
 
 def _visible(value: Any, key: Any) -> Any:
-    if isinstance(value, str):
-        return value if key in AS_THEY_ARE else visible(value, lines=key in MANY_LINES)
+    if isinstance(value, str) and key not in AS_THEY_ARE:
+        return visible(value, lines=key in MANY_LINES)
     if isinstance(value, list):
         return [_visible(each, key) for each in value]
     if isinstance(value, Mapping):
@@ -113,10 +119,15 @@ _NESTED = (dict, list)
 
 
 def _check_levels(document: Any) -> None:
-    level = [document] if type(document) in _NESTED else []
+    level = [document]
     for _ in range(MOST_LEVELS):
-        within = (outer.values() if isinstance(outer, dict) else outer for outer in level)
-        level = [inner for values in within for inner in values if type(inner) in _NESTED]
+        inner: list[Any] = []
+        for outer in level:
+            if isinstance(outer, dict):
+                inner += outer.values()
+            elif isinstance(outer, list):
+                inner += outer
+        level = [each for each in inner if type(each) in _NESTED]
         if not level:
             return
     raise BadJson(f"it has more than {MOST_LEVELS} levels")

@@ -23,7 +23,8 @@ class Misshapen(ValueError):
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
-        self._place, self._problem = "", problem
+        self._place = ""
+        self._problem = problem
 
     def within(self, place: str) -> Misshapen:
         """Return the same error, seen from one level further out."""
@@ -31,7 +32,8 @@ class Misshapen(ValueError):
         return self
 
     def __str__(self) -> str:
-        return f"{self._place.lstrip('.') or 'it'} {self._problem}"
+        place = self._place.lstrip(".") or "it"
+        return f"{place} {self._problem}"
 
 
 def _unlike(expected: str, value: Any) -> Misshapen:
@@ -39,12 +41,16 @@ def _unlike(expected: str, value: Any) -> Misshapen:
 
 
 def _found(value: Any) -> str:
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
     if value is None:
         return "null"
     shown = repr(value)
-    return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
+    if len(shown) > _LONGEST:
+        return f"{shown[: _LONGEST - 1]}…"
+    return shown
 
 
 def _simple(expected: str, fits: Callable[[Any], bool]) -> Check:
@@ -59,11 +65,21 @@ def _simple(expected: str, fits: Callable[[Any], bool]) -> Check:
 anything: Check = lambda value: value  # noqa: E731
 text = _simple("text", lambda value: type(value) is str)
 flag = _simple("true or false", lambda value: type(value) is bool)
-whole = _simple("a whole number", lambda value: type(value) is int and -MOST <= value < MOST)
-count = _simple("a whole number, 0 or more", lambda value: type(value) is int and 0 <= value < MOST)
-total = _simple("a whole number, 0 or more", lambda value: type(value) is int and value >= 0)
+whole = _simple(
+    "a whole number",
+    lambda value: type(value) is int and -MOST <= value < MOST,
+)
+count = _simple(
+    "a whole number, 0 or more",
+    lambda value: type(value) is int and 0 <= value < MOST,
+)
+total = _simple(
+    "a whole number, 0 or more",
+    lambda value: type(value) is int and value >= 0,
+)
 positive = _simple(
-    "a whole number, 1 or more", lambda value: type(value) is int and 1 <= value < MOST
+    "a whole number, 1 or more",
+    lambda value: type(value) is int and 1 <= value < MOST,
 )
 number = _simple(
     "a number",
@@ -87,26 +103,30 @@ plain_name = _simple(
 
 def one_of(*values: str) -> Check:
     """Return the check of a text that is one of a few."""
-    return _simple(
-        " or ".join(map(repr, values)), lambda value: type(value) is str and value in values
-    )
+    expected = " or ".join(map(repr, values))
+    return _simple(expected, lambda value: type(value) is str and value in values)
 
 
 def nullable(check: Check) -> Check:
     """Return a check that also takes null."""
 
     def check_unless_null(value: Any) -> Any:
-        return None if value is None else check(value)
+        if value is None:
+            return None
+        return check(value)
 
     return check_unless_null
 
 
 def list_of(check: Check, length: int | None = None) -> Check:
-    """Return the check of a list whose values all have one shape, and of its length if that is given."""
+    """Return the check of a list whose values all have one shape, and of its length if given."""
+    expected = "a list"
+    if length is not None:
+        expected = f"a list of {length}"
 
     def check_list(value: Any) -> tuple[Any, ...]:
         if type(value) is not list or (length is not None and len(value) != length):
-            raise _unlike("a list" if length is None else f"a list of {length}", value)
+            raise _unlike(expected, value)
         kept: list[Any] = []
         try:
             for each in value:

@@ -1,4 +1,7 @@
-"""Blocks apart from similar ones: those with a line of their own beside a line that stands for the others."""
+"""Blocks apart from similar ones.
+
+Such a block has a line of its own beside a line that stands for the others.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class ApartBlock:
 
 
 def apart_blocks(made: Sequence[ModuleLine]) -> list[ApartBlock]:
-    """Return the blocks with lines apart from similar blocks, in the order of a table, given its lines."""
+    """Return the blocks of a table's lines that are apart from similar ones, in its order."""
     similar: dict[tuple[Hashable, str, str], list[ModuleLine]] = {}
     for line in made:
         if isinstance(line, FoldedLine):
@@ -52,35 +55,41 @@ def apart_blocks(made: Sequence[ModuleLine]) -> list[ApartBlock]:
     groups = {kind: _Others(members) for kind, members in similar.items()}
     found: dict[str, ApartBlock] = {}
     for line in made:
-        if not isinstance(line, FoldedLine) and (others := groups.get(_kind(line))) is not None:
-            block = _block(line, others)
-            found[block.name] = max(
-                found.get(block.name, block), block, key=lambda one: one.distance
-            )
-    return [
-        block
-        for block in found.values()
-        if not any(holder in found for holder in _holders(block.name))
-    ]
+        others = groups.get(_kind(line))
+        if others is None or isinstance(line, FoldedLine):
+            continue
+        block = _block(line, others)
+        known = found.get(block.name)
+        if known is None or block.distance > known.distance:
+            found[block.name] = block
+
+    # A block inside one that is apart itself is left out.
+    names = found.keys()
+    return [block for block in found.values() if names.isdisjoint(_holders(block.name))]
 
 
 def sentence(blocks: Sequence[ApartBlock]) -> str:
-    """Return the blocks that are apart in words, with the reason of the furthest one; empty if there are none."""
+    """Return the blocks in words, with the reason of the furthest one; empty without a block."""
     if not blocks:
         return ""
     furthest = max(blocks, key=lambda block: block.distance)
     names = listed([block.name for block in blocks], MOST_NAMED)
-    what = f"{names} {'is' if len(blocks) == 1 else 'are'} apart from similar blocks"
+    if len(blocks) == 1:
+        what = f"{names} is apart from similar blocks"
+        before_reason = ": "
+    else:
+        what = f"{names} are apart from similar blocks"
+        before_reason = "; the furthest: "
     if not furthest.reason:
         return what
-    return f"{what}{'; the furthest' if len(blocks) > 1 else ''}: {furthest.reason}"
+    return f"{what}{before_reason}{furthest.reason}"
 
 
 def apart_in_short(recording: Recording, findings: Sequence[Finding]) -> str:
-    """Return the blocks inside a model that are apart from similar ones, in a line; empty if there are none.
+    """Return the blocks inside a model that are apart from similar ones, in a line.
 
-    Those with no more than a finding have been named with it, and the ends of a model often differ
-    by nature.
+    It is empty if there are none. Those with no more than a finding have been named with it, and
+    the ends of a model often differ by nature.
     """
     blocks = apart_blocks(folded(lines(recording), findings))
     return sentence([block for block in blocks if block.reason and not block.at_end])
@@ -98,7 +107,7 @@ def _holders(name: str) -> Iterator[str]:
 
 
 class _Others:
-    """The similar lines that some lines are compared with; what is asked of all of them is found once."""
+    """The similar lines that some lines are compared with; each question is answered once."""
 
     def __init__(self, members: Sequence[ModuleLine]) -> None:
         self.members = members
@@ -121,9 +130,10 @@ class _Others:
         return self._said[figure]
 
     def had_zeros(self, figure: str) -> Bools | None:
-        """Return the steps in which any of them had only zeros; None if one has no course of the figure."""
+        """Return the steps in which any had only zeros; None if one has no course of the figure."""
         if figure not in self._zeros:
-            sites, self._zeros[figure] = [member.scaled(figure) for member in self.members], None
+            self._zeros[figure] = None
+            sites = [member.scaled(figure) for member in self.members]
             if None not in sites:
                 scales = self.members[0].recording.matrix(sites, "rms")
                 self._zeros[figure] = np.any(scales == 0, axis=0)
@@ -135,10 +145,8 @@ class _Others:
 
     @cached_property
     def _holders(self) -> frozenset[str]:
-        paths = (member.path.split(".") for member in self.members)
-        return frozenset(
-            ".".join(parts[:end]) for parts in paths for end in range(1, len(parts) + 1)
-        )
+        paths = {member.path for member in self.members}
+        return frozenset(paths.union(*map(_holders, paths)))
 
     def ends(self, place: int) -> tuple[int, int]:
         """Return the least and the greatest number that stands at one place of their paths."""
@@ -149,7 +157,7 @@ class _Others:
 
 
 def _block(line: ModuleLine, others: _Others) -> ApartBlock:
-    """Return the block that a line stands for: the outermost numbered one that holds none of the others."""
+    """Return the block that a line stands for: the outermost numbered one without any other."""
     parts = line.path.split(".")
     numbered = [place for place, part in enumerate(parts) if part.isdecimal()]
     for place in numbered:
@@ -157,45 +165,43 @@ def _block(line: ModuleLine, others: _Others) -> ApartBlock:
         if not others.hold(name):
             break
     first, last = others.ends(place)
+    at_end = not first < int(parts[place]) < last
     distance, reason = max(_reasons(line, others), key=lambda one: one[0], default=(0.0, ""))
-    return ApartBlock(name, not first < int(parts[place]) < last, reason, distance)
+    return ApartBlock(name, at_end, reason, distance)
 
 
 def _reasons(line: ModuleLine, others: _Others) -> Iterator[tuple[float, str]]:
-    """Yield the figures of a line that are far from those of others, in words, each with its distance."""
+    """Yield the figures of a line that are far from those of others, each with its distance."""
     for figure in FIGURES:
-        own, known = line.newest_finite(figure), others.known(figure)
-        distance = _distance(own, known, share=figure == "zero")
+        title = _TITLES.get(figure, figure)
+        own = line.newest_finite(figure)
+        distance = _distance(own, others.known(figure), share=figure == "zero")
         if own is not None and distance:
             said = spread([own], share=figure == "zero").plain
-            yield (
-                distance,
-                f"{line.label} has {_TITLES.get(figure, figure)} {said}, the others {others.said(figure)}",
-            )
-        else:
-            yield from _zeros(line, others, figure)
+            reason = f"{line.label} has {title} {said}, the others {others.said(figure)}"
+            yield distance, reason
+            continue
+
+        # Only zeros in a step in which the others had not: as far as the least outlier.
+        scale = getattr(line, figure)
+        had = others.had_zeros(figure)
+        if isinstance(scale, ScaleSeries) and had is not None:
+            steps = np.flatnonzero((scale.rms == 0) & ~had)
+            if len(steps):
+                step = int(line.recording.steps[steps[0]])
+                yield 1.0, f"{line.label} had {title} 0 at step {step}, the others had not"
 
 
 def _distance(own: float | None, others: Floats, *, share: bool) -> float:
     """Return the distance of a figure from others, on a logarithmic scale; 0 if it is not far."""
     if own is None or not len(others):
         return 0.0
-    middle, together = float(np.median(others)), np.append(own, others)
-    if share:
-        return abs(own - middle) if 0 in outliers(together, share=True) else 0.0
-    if (own == 0) != (middle == 0):
+    middle = float(np.median(others))
+    if not share and (own == 0) != (middle == 0):
         return math.inf
-    return abs(math.log(own / middle)) if 0 in outliers(together) else 0.0
-
-
-def _zeros(line: ModuleLine, others: _Others, figure: str) -> Iterator[tuple[float, str]]:
-    """Yield that a line had only zeros in a step in which the others had not; as far as the least outlier."""
-    own, had = getattr(line, figure), others.had_zeros(figure)
-    if isinstance(own, ScaleSeries) and had is not None:
-        steps = np.flatnonzero((own.rms == 0) & ~had)
-        if len(steps):
-            step = int(line.recording.steps[steps[0]])
-            yield (
-                1.0,
-                f"{line.label} had {_TITLES.get(figure, figure)} 0 at step {step}, the others had not",
-            )
+    is_far = 0 in outliers(np.append(own, others), share=share)
+    if not is_far:
+        return 0.0
+    if share:
+        return abs(own - middle)
+    return abs(math.log(own / middle))

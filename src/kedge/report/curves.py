@@ -1,4 +1,4 @@
-"""Numbers over the steps: the losses, the norm of all gradients of each model, and the scale of each site."""
+"""Numbers over the steps: the losses, the norms of gradients, and the scale of each site."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from rich.text import Text
 from kedge.report.sparkline import coloured, linear, sparkline
 from kedge.rules.recorded.roots import root_paths
 from kedge.short_text import counted
+from kedge.shown_text import visible
 from kedge.store.events import EndEvent, LossGraphEvent
 from kedge.store.recording import Recording, Rows, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints
 
 KINDS = ("loss", "grad.norm")
 """The kinds of sites that are only curves."""
+
+
+_TITLES = {"loss": "loss", "norm": "gradient norm"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +49,7 @@ class Curve:
     @property
     def title(self) -> str:
         """The title of the curve."""
-        return "loss" if self.kind == "loss" else "gradient norm"
+        return _TITLES[self.kind]
 
     @cached_property
     def finite(self) -> Floats:
@@ -53,7 +57,7 @@ class Curve:
         return np.where(self.bad | ~np.isfinite(self.values), np.nan, self.values)
 
     def drawn(self, width: int) -> Text:
-        """Return the curve as a line of blocks: on a logarithmic scale, or on a linear one if a value is negative."""
+        """Return the curve as a line of blocks; the scale is linear if a value is negative."""
         values = np.where(self.bad, np.nan, self.values)
         known = values[np.isfinite(values)]
         if len(known) and known.min() < 0:
@@ -86,7 +90,8 @@ class ScaleSeries:
 
 def scale_series(recording: Recording, site: SiteInfo) -> ScaleSeries:
     """Return the scale of one site over the steps of a recording."""
-    rows, rms = recording.rows(site), recording.series(site, "rms")
+    rows = recording.rows(site)
+    rms = recording.series(site, "rms")
     bad = non_finite(rows)
     broken = np.zeros(len(rms), dtype=bool)
     since = False
@@ -95,10 +100,14 @@ def scale_series(recording: Recording, site: SiteInfo) -> ScaleSeries:
         broken[np.maximum(before, 0)] = True
         since = bool(bad.any() and rows.step[bad][-1] > recording.steps[-1])
 
+    last = None
     present = rms[~np.isnan(rms)]
-    last = float(present[-1]) if len(present) else None
+    if len(present):
+        last = float(present[-1])
     if len(bad) and bad[-1]:
-        last = float("inf") if len(rms) and np.isinf(rms[-1]) else float("nan")
+        last = float("nan")
+        if len(rms) and np.isinf(rms[-1]):
+            last = float("inf")
     return ScaleSeries(rms, broken, last, int(bad.sum()), since)
 
 
@@ -109,10 +118,13 @@ def median_series(several: Sequence[ScaleSeries]) -> ScaleSeries | None:
     with warnings.catch_warnings(action="ignore"):  # of a step in which none has a value
         rms = np.nanmedian([series.rms for series in several], axis=0)
     broken = np.logical_or.reduce([series.broken for series in several])
+    last = None
     newest = [series.last for series in several if series.last is not None]
-    last = float(np.median(newest)) if newest else None
+    if newest:
+        last = float(np.median(newest))
     most = max(series.broken_steps for series in several)
-    return ScaleSeries(rms, broken, last, most, any(series.since for series in several))
+    since = any(series.since for series in several)
+    return ScaleSeries(rms, broken, last, most, since)
 
 
 def curves_of(recording: Recording) -> Iterator[Curve]:
@@ -122,15 +134,20 @@ def curves_of(recording: Recording) -> Iterator[Curve]:
 
 
 def early_end(recording: Recording, curves: Sequence[Curve]) -> str:
-    """Return a sentence on curves that end long before the run, with the cause if it is the budget; otherwise nothing."""
+    """Return a sentence on curves that end long before the run; empty if they do not.
+
+    It names the cause if that is the budget.
+    """
     end = recording.end or EndEvent()
     last = max((int(curve.steps[-1]) for curve in curves if len(curve.steps)), default=-1)
     steps = end.steps or 0
-    skipped = (end.levels or {}).get("skipped", 0)
     if last < 0 or steps - 1 - last <= steps // 10:
         return ""
-    why = f": the budget left out {counted(skipped, 'step')}" if skipped else ""
-    return f"no values after step {last:,} of {steps:,}{why}"
+    said = f"no values after step {last:,} of {steps:,}"
+    skipped = (end.levels or {}).get("skipped", 0)
+    if skipped:
+        said += f": the budget left out {counted(skipped, 'step')}"
+    return said
 
 
 def losses_of(recording: Recording) -> Iterator[Curve]:
@@ -139,9 +156,9 @@ def losses_of(recording: Recording) -> Iterator[Curve]:
     A loss is the tensor that a backward pass began at. Without a backward pass, it is a single
     number returned by a root.
     """
-    losses = recording.of_kind("loss") or [
-        site for site in recording.sites if is_number(recording, site)
-    ]
+    losses: Sequence[SiteInfo] = recording.of_kind("loss")
+    if not losses:
+        losses = [site for site in recording.sites if is_number(recording, site)]
     for site in losses:
         rows = recording.rows(site)
         label = _loss(recording, site, is_only=len(losses) == 1)
@@ -173,13 +190,14 @@ def is_number(recording: Recording, site: SiteInfo) -> bool:
 
 def number(rows: Rows) -> Floats:
     """Return the values of a single number; in a light step only its magnitude may be known."""
-    value, size = rows.statistic("mean"), rows.statistic("rms")
+    value = rows.statistic("mean")
     never_negative = not (value < 0).any()
-    return np.where(np.isnan(value) & rows.clean & never_negative, size, value)
+    only_size = np.isnan(value) & rows.clean & never_negative
+    return np.where(only_size, rows.statistic("rms"), value)
 
 
 def _from_parameters(recording: Recording) -> Iterator[Curve]:
-    """Yield the norm of each root's gradients in the measured steps, computed from those of its parameters."""
+    """Yield the norm of each root's gradients in the measured steps, from those of its parameters."""
     steps = recording.steps
     for root in sorted({site.root for site in recording.of_kind("param.grad")}):
         total = np.zeros(len(steps))
@@ -197,14 +215,13 @@ def _from_parameters(recording: Recording) -> Iterator[Curve]:
 
 
 def _loss(recording: Recording, site: SiteInfo, *, is_only: bool) -> str:
-    """Return the label of a loss."""
     if site.kind != "loss":
         return f"{_root(recording, site)} ({site.site})"
     parts = []
     if not is_only or not site.source:
         parts.append(site.site)
     if site.source:
-        parts.append(f"backward at {_printable(site.source.file)}:{site.source.line}")
+        parts.append(f"backward at {visible(site.source.file)}:{site.source.line}")
     return ", ".join([*parts, *_meaning(recording, site)])
 
 
@@ -214,20 +231,16 @@ def _meaning(recording: Recording, site: SiteInfo) -> Iterator[str]:
     if any(graph.unscaled for graph in graphs if graph.site == site.site):
         yield "without the GradScaler's scale"
     calls = recording.rows(site).calls
-    often = int(np.median(calls)) if len(calls) else 1
-    if often > 1:
-        yield f"mean of {often} backward passes a step"
+    if len(calls):
+        often = int(np.median(calls))
+        if often > 1:
+            yield f"mean of {often} backward passes a step"
 
 
 def _root(recording: Recording, site: SiteInfo) -> str:
     if 0 <= site.root < len(recording.roots):
-        return _printable(recording.roots[site.root].name)
+        return visible(recording.roots[site.root].name)
     return "the model"
-
-
-def _printable(text: str) -> str:
-    """Return a name of the program with its control characters escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def non_finite(rows: Rows) -> Bools:

@@ -39,12 +39,14 @@ def print_paragraph(text: Text, console: Console, indent: int = 0) -> None:
 
 def fit(content: str | Text, width: int, *, right: bool) -> Text:
     """Return a text of exactly this width, filled with spaces or cut in its middle."""
-    text = content.copy() if isinstance(content, Text) else Text(content)
+    text = Text(content) if isinstance(content, str) else content.copy()
     if text.cell_len > width:
         text = Text(cut(text.plain, width), text.style)
         text.truncate(width)  # characters may be two cells wide
-    pad = text.pad_left if right else text.pad_right
-    pad(width - text.cell_len)
+    if right:
+        text.pad_left(width - text.cell_len)
+    else:
+        text.pad_right(width - text.cell_len)
     return text
 
 
@@ -61,28 +63,40 @@ def cut(name: str, width: int) -> str:
         room = width - len(numbers) - 1
         if numbers and room >= _LEAST_LAST:
             return f"{numbers}…{last[len(last) - room :]}"
+    if width <= 1:
+        return "…"[:width]
     start = min(max(width // 5, 4), width // 2)
-    return f"{name[:start]}…{name[len(name) - (width - start - 1) :]}" if width > 1 else "…"[:width]
+    end = len(name) - (width - start - 1)
+    return f"{name[:start]}…{name[end:]}"
 
 
 def _without_words(path: str, width: int) -> str:
-    """Return a path without as many of its words, from the left, as do not fit; it may still be too long."""
-    *words, last = path.split(".")
-    shown, text = [*words, last], path
+    """Return a path without as many of its words, from the left, as do not fit.
+
+    It may still be too long.
+    """
+    shown = path.split(".")
+    words = shown[:-1]
+    text = path
     for place, word in enumerate(words):
         if not word.isidentifier():
             continue
         shown[place] = _LOST
         text = _RUN_OF_LOST.sub("…", ".".join(shown))
-        if len(text) <= width:
-            return f"{words[0][: width - len(text)]}{text}" if shown[0] == _LOST else text
+        if len(text) > width:
+            continue
+        if shown[0] == _LOST:
+            return f"{words[0][: width - len(text)]}{text}"
+        return text
     return text
 
 
 def joined(cells: Sequence[str | Text], style: str = "") -> Text:
     """Return cells as one line, with a space between them."""
-    text = Text(" ", style, no_wrap=True).join(
-        [Text(cell) if isinstance(cell, str) else cell for cell in cells]
-    )
-    text.rstrip()
-    return text
+    line = Text(style=style, no_wrap=True)
+    for place, cell in enumerate(cells):
+        if place:
+            line.append(" ")
+        line.append(cell)
+    line.rstrip()
+    return line

@@ -23,11 +23,13 @@ _NAMED_RANKS = 8
 def command_of(manifest: Mapping[str, Any]) -> str:
     """Return the command of a run, or its script; empty if neither is known."""
     command = manifest.get("command")
-    return typed(*command) if command else visible(str(manifest.get("script") or ""))
+    if command:
+        return typed(*command)
+    return visible(str(manifest.get("script") or ""))
 
 
 def is_written(recording: Recording) -> bool | None:
-    """Whether a process still writes a recording; None if it has an end, or if that cannot be known."""
+    """Whether a process still writes a recording; None if it has an end, or that is not known."""
     if recording.end is not None or not (recording.path / LOCK).exists():
         return None
     try:
@@ -51,9 +53,12 @@ def head(recording: Recording) -> Iterator[Text]:
 
 
 def _circumstances(manifest: Mapping[str, Any]) -> Iterator[str]:
-    for key, words in (("device", "{}"), ("torch", "torch {}"), ("python", "Python {}")):
-        if manifest.get(key):
-            yield words.format(manifest[key])
+    if manifest.get("device"):
+        yield str(manifest["device"])
+    if manifest.get("torch"):
+        yield f"torch {manifest['torch']}"
+    if manifest.get("python"):
+        yield f"Python {manifest['python']}"
     if manifest.get("started"):
         yield f"started {_moment(manifest['started'])}"
     if manifest.get("world", 1) > 1:
@@ -82,37 +87,43 @@ def _amounts(recording: Recording) -> Iterator[str]:
         return
     steps = sampled if end.steps is None else end.steps
     yield f"{counted(steps, 'step')}, {sampled:,} measured"
-    if end.seconds:
-        cost = ""
-        if end.watching is not None:
-            cost = f", {percent(end.watching / end.seconds)} of it for watching"
-        yield f"{seconds(end.seconds)}{cost}"
+    if end.seconds and end.watching is not None:
+        share = percent(end.watching / end.seconds)
+        yield f"{seconds(end.seconds)}, {share} of it for watching"
+    elif end.seconds:
+        yield seconds(end.seconds)
 
 
 def lost_ranks(recording: Recording) -> Iterator[str]:
-    """Yield the ranks that recorded nothing, and those whose recording has no end though that of others has one."""
-    world, ranks = int(recording.manifest.get("world") or 1), recording.ranks
-    if world == 1:
-        return
+    """Yield the ranks that recorded nothing, and those without an end though others have one."""
+    world = int(recording.manifest.get("world") or 1)
     ended = {recording.rank_of(end) for end in recording.of(EndEvent)}
-    absent, cut = sorted(set(range(world)) - set(ranks)), sorted(set(ranks) - ended)
-    if ended and absent:
+    if world == 1 or not ended:
+        return
+    ranks = set(recording.ranks)
+    absent = sorted(set(range(world)) - ranks)
+    if absent:
         yield f"{_named(absent)} recorded nothing"
-    if ended and cut:
+    cut = sorted(ranks - ended)
+    if cut:
         yield f"{_named(cut)} have no recorded end: killed, or still running"
 
 
 def _named(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed([str(rank) for rank in ranks], _NAMED_RANKS)}"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {listed([str(rank) for rank in ranks], _NAMED_RANKS)}"
 
 
 def stopped_writing(event: StoppedEvent) -> str:
-    """Return words for a failure to write: ``the recording ends before step 4: No space left on device``."""
-    return f"the recording ends before step {event.step or 0}, which could not be written: {visible(event.error)}"
+    """Return words for a failure to write, with the step and the error."""
+    step = event.step or 0
+    error = visible(event.error)
+    return f"the recording ends before step {step}, which could not be written: {error}"
 
 
 def _troubles(recording: Recording) -> Iterator[Text]:
-    end, sampled = recording.end, recording.steps
+    end = recording.end
     for trouble in lost_ranks(recording):
         yield Text(trouble, "yellow")
     if recording.truncated:
@@ -121,14 +132,15 @@ def _troubles(recording: Recording) -> Iterator[Text]:
     if end is None and stopped is not None:
         yield Text(f"{stopped_writing(stopped)}; the program went on", "yellow")
     elif end is None:
-        last = f"; the last measured step is {sampled[-1]}" if len(sampled) else ""
         endings = {
             True: "is running",
             False: "was killed, or could not write any more",
             None: "is running, or was killed",
         }
-        what = endings[is_written(recording)]
-        yield Text(f"the recording has no end: the program {what}{last}", "yellow")
+        said = f"the recording has no end: the program {endings[is_written(recording)]}"
+        if len(recording.steps):
+            said += f"; the last measured step is {recording.steps[-1]}"
+        yield Text(said, "yellow")
     elif end.error:
         yield Text(f"ended with exit status {end.exit}: {end.error}", "bold red")
     elif end.exit:

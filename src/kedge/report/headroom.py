@@ -1,9 +1,12 @@
-"""How near a run's numbers came to the limits of their number format, and of the formats that could replace it."""
+"""How near a run's numbers came to the limits of number formats.
+
+These are the format they had, and those that could replace it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,18 +21,28 @@ from kedge.store.exponents import SMALLEST_NORMAL, below, quantile
 from kedge.store.formats import FORMATS, NumberFormat
 from kedge.store.recording import Recording, SiteInfo
 
-WHAT_IF = ("float16", "bfloat16", "float8_e5m2", "float8_e4m3fn")
+#: The formats that could replace a site's own, with their titles.
+WHAT_IF = {
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e5m2": "fp8 e5m2",
+    "float8_e4m3fn": "fp8 e4m3",
+}
 KINDS = ("out", "out.grad")
-#: Fewer doublings than this are few, a larger share of subnormal numbers is large: as in the rules.
-FEW, MUCH = 2.0, 0.05
+#: Fewer doublings than this are few, as in the rules.
+FEW = 2.0
+#: A larger share of subnormal numbers than this is large, as in the rules.
+MUCH = 0.05
 #: The quantile that counts as a site's small end; the smallest element would depend on the number
 #: of drawn ones.
 TAIL = 0.05
 
 _LEGEND = (
-    "largest: the largest magnitude of the run at a site. small: 5 % of the drawn non-zero elements are smaller. Each format "
-    "has three figures: the doublings that the largest can take before it overflows, the halvings that the small one can take "
-    "before it is below the smallest normal number, where precision is lost, and the share of elements below that number."
+    "largest: the largest magnitude of the run at a site. "
+    "small: 5 % of the drawn non-zero elements are smaller. "
+    "Each format has three figures: the doublings that the largest can take before it "
+    "overflows, the halvings that the small one can take before it is below the smallest "
+    "normal number, where precision is lost, and the share of elements below that number."
 )
 
 
@@ -48,8 +61,13 @@ class Reach:
     counts: np.ndarray
 
     def headroom(self, form: NumberFormat) -> float:
-        """Return the doublings that the largest magnitude can take before it overflows; negative if it would have."""
-        return form.headroom(self.largest) if math.isfinite(self.largest) else math.nan
+        """Return the doublings that the largest magnitude can take before it overflows.
+
+        They are negative if it would have overflowed.
+        """
+        if not math.isfinite(self.largest):
+            return math.nan
+        return form.headroom(self.largest)
 
     @property
     def small(self) -> float:
@@ -57,11 +75,19 @@ class Reach:
         return float(quantile(self.counts, TAIL))
 
     def depth(self, form: NumberFormat) -> float:
-        """Return the halvings that the small magnitude can take before it is subnormal; negative if it is."""
-        return form.depth(self.small) if math.isfinite(self.small) else math.nan
+        """Return the halvings that the small magnitude can take before it is subnormal.
+
+        They are negative if it is.
+        """
+        if not math.isfinite(self.small):
+            return math.nan
+        return form.depth(self.small)
 
     def under(self, form: NumberFormat) -> float:
-        """Return the share of the non-zero elements below the format's smallest normal number; NaN if none were drawn."""
+        """Return the share of the non-zero elements below the smallest normal number of a format.
+
+        It is NaN if none were drawn.
+        """
         if not self.counts.any() or form.lowest_power < SMALLEST_NORMAL:
             return math.nan
         return float(below(self.counts, form.lowest_power))
@@ -77,36 +103,46 @@ def reaches(recording: Recording, pattern: str | None = None) -> Iterator[Reach]
     Raises:
         NoSuchSite: No module matches the pattern.
     """
-    known = lines(recording)
-    paths = {line.label for line in (matching(known, pattern) if pattern is not None else known)}
-    labels = {text: line.label for line in known for text in line.texts}
-    for site in (s for kind in KINDS for s in recording.of_kind(kind)):
-        if site.dtype in FORMATS and labels.get(site.site) in paths:
-            largest = recording.rows(site).statistic("absmax")
-            finite = largest[np.isfinite(largest)]
+    chosen = lines(recording)
+    if pattern is not None:
+        chosen = matching(chosen, pattern)
+    texts = set[str]().union(*(line.texts for line in chosen))
+
+    for kind in KINDS:
+        for site in recording.of_kind(kind):
+            if site.dtype not in FORMATS or site.site not in texts:
+                continue
+            magnitudes = recording.rows(site).statistic("absmax")
+            finite = magnitudes[np.isfinite(magnitudes)]
+            largest = float(finite.max()) if len(finite) else math.nan
             counts = recording.exponents(site)[1].sum(axis=0)
-            yield Reach(site, float(finite.max()) if len(finite) else math.nan, counts)
+            yield Reach(site, largest, counts)
 
 
-def render_headroom(recording: Recording, console: Console, pattern: str | None = None) -> None:
+def render_headroom(
+    recording: Recording,
+    console: Console,
+    pattern: str | None = None,
+) -> None:
     """Print the table, with a line for each site and a column for each format."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("site", "dtype"):
         table.add_column(title, no_wrap=True)
     for title in ("largest", "small"):
         table.add_column(title, justify="right", no_wrap=True)
-    for title in ("own", *(_short(name) for name in WHAT_IF)):
-        table.add_column(
-            title, justify="right"
-        )  # in a narrow terminal the share goes into a line of its own
+    for title in ("own", *WHAT_IF.values()):
+        # In a narrow terminal the share goes into a line of its own.
+        table.add_column(title, justify="right")
+
     for reach in reaches(recording, pattern):
-        formats = [FORMATS[reach.site.dtype], *(FORMATS[name] for name in WHAT_IF)]
+        site = reach.site
+        cells = [_cell(reach, FORMATS[name]) for name in (site.dtype, *WHAT_IF)]
         table.add_row(
-            reach.site.site,
-            reach.site.dtype,
+            site.site,
+            site.dtype,
             compact(reach.largest),
             compact(reach.small),
-            *_cells(reach, formats),
+            *cells,
         )
     if not table.row_count:
         console.print("nothing was measured in full: no output or gradient of a module was watched")
@@ -116,27 +152,29 @@ def render_headroom(recording: Recording, console: Console, pattern: str | None 
     print_paragraph(Text(_LEGEND, "dim"), console)
 
 
-def _cells(reach: Reach, formats: Sequence[NumberFormat]) -> Iterator[Text]:
-    for form in formats:
-        left, deep, lost = reach.headroom(form), reach.depth(form), reach.under(form)
-        cell = Text(_powers(left), "bold red" if left < FEW else "")
-        cell.append(f" {_powers(deep)}", "yellow" if deep < 0 else "")
-        cell.append(f" {_share(lost)}", "yellow" if lost > MUCH else "dim")
-        yield cell
+def _cell(reach: Reach, form: NumberFormat) -> Text:
+    left = reach.headroom(form)
+    cell = Text(_powers(left))
+    if left < FEW:
+        cell.stylize("bold red")
+    deep = reach.depth(form)
+    cell.append(f" {_powers(deep)}", "yellow" if deep < 0 else "")
+    lost = reach.under(form)
+    cell.append(f" {_share(lost)}", "yellow" if lost > MUCH else "dim")
+    return cell
 
 
 def _powers(room: float) -> str:
-    return "-" if math.isnan(room) else f"{room:.1f}" if abs(room) < 10 else f"{room:.0f}"
+    if math.isnan(room):
+        return "-"
+    if abs(room) < 10:
+        return f"{room:.1f}"
+    return f"{room:.0f}"
 
 
 def _share(lost: float) -> str:
-    return "-" if math.isnan(lost) else "<1%" if 0 < lost < 0.005 else f"{lost:.0%}"
-
-
-def _short(name: str) -> str:
-    return {
-        "float16": "fp16",
-        "bfloat16": "bf16",
-        "float8_e5m2": "fp8 e5m2",
-        "float8_e4m3fn": "fp8 e4m3",
-    }[name]
+    if math.isnan(lost):
+        return "-"
+    if 0 < lost < 0.005:
+        return "<1%"
+    return f"{lost:.0%}"

@@ -1,6 +1,7 @@
-"""What autograd held over one step: as a tree of modules, operations and tensors, as text, and for a page.
+"""What autograd held over one step, as a tree of modules, operations and tensors.
 
-Blocks that hold the same stand as one, as in ``h.0-47.attn``.
+The tree is drawn as text and on a page. Blocks that hold the same stand as one, as in
+``h.0-47.attn``.
 """
 
 from __future__ import annotations
@@ -45,31 +46,31 @@ class HeldNode:
     inside: dict[tuple[str, str], HeldNode] = field(default_factory=dict)
 
     def add(self, steps: list[tuple[str, str]], size: int, storages: int) -> None:
-        """Add bytes to this box and to those that lead to their tensor, given their levels and names."""
+        """Add bytes to this box and to those that lead to their tensor: their levels and names."""
         node = self
-        for step in [None, *steps]:
-            if step is not None:
-                node = node.inside.setdefault(step, HeldNode(step[1], step[0]))
+        node.bytes += size
+        node.storages += storages
+        for level, label in steps:
+            node = node.inside.setdefault((level, label), HeldNode(label, level))
             node.bytes += size
             node.storages += storages
 
     def joined(self) -> HeldNode:
-        """Return the same with each module that only holds one other module joined with it, as ``transformer.h``."""
+        """Return the same with each module and the only other one in it as one: ``transformer.h``."""
+        label = self.label
         inside = {key: node.joined() for key, node in self.inside.items()}
-        only = next(iter(inside.values()), None)
-        if (
-            self.level == "module"
-            and self.label
-            and len(inside) == 1
-            and only is not None
-            and only.level == "module"
-        ):
-            return HeldNode(
-                f"{self.label}.{only.label}", "module", self.bytes, self.storages, only.inside
-            )
-        return HeldNode(self.label, self.level, self.bytes, self.storages, inside)
+        if self.level == "module" and label and len(inside) == 1:
+            (only,) = inside.values()
+            if only.level == "module":
+                label = f"{label}.{only.label}"
+                inside = only.inside
+        return HeldNode(label, self.level, self.bytes, self.storages, inside)
 
-    def walk(self, depth: int = 0, before: int = 0) -> Iterator[tuple[HeldNode, int, int]]:
+    def walk(
+        self,
+        depth: int = 0,
+        before: int = 0,
+    ) -> Iterator[tuple[HeldNode, int, int]]:
         """Yield this box and those in it, each with its depth and the bytes to its left."""
         yield self, depth, before
         for node in self.inside.values():
@@ -82,13 +83,13 @@ def held_tree(tensors: HeldTensors, moment: int) -> HeldNode:
     folded = folded_paths(tensors)
     root = HeldNode("", "module")
     for kind, span in tensors.at(moment):
-        names = (named(None),) if kind.path is None else folded[kind.path]
+        names: Segments = (named(None),)
+        if kind.path is not None:
+            names = folded[kind.path]
         steps = [("module", name) for name in names]
-        root.add(
-            [*steps, ("operation", kind.node or "(unknown)"), ("tensor", described(kind))],
-            span.bytes,
-            span.storages,
-        )
+        steps.append(("operation", kind.node or "(unknown)"))
+        steps.append(("tensor", described(kind)))
+        root.add(steps, span.bytes, span.storages)
     if tensors.rest and tensors.rest[moment]:
         root.add([("tensor", LEFT_OUT)], tensors.rest[moment], 0)
     return root.joined()
@@ -97,11 +98,10 @@ def held_tree(tensors: HeldTensors, moment: int) -> HeldNode:
 def described(kind: TensorKind) -> str:
     """Return the name of a tensor in its operation's box: ``self float32 8x128x768``."""
     shape = "x".join(map(str, kind.shape)) or "scalar"
-    return " ".join(
-        part
-        for part in (kind.field, kind.dtype, shape, "input" if kind.origin == "input" else "")
-        if part
-    )
+    parts = [kind.field, kind.dtype, shape]
+    if kind.origin == "input":
+        parts.append("input")
+    return " ".join(filter(None, parts))
 
 
 def segments_of(path: str) -> Segments:
@@ -110,7 +110,7 @@ def segments_of(path: str) -> Segments:
 
 
 def folded_paths(tensors: HeldTensors) -> dict[str, Segments]:
-    """Return the segments of each module's name, with the ranges of blocks in place of their numbers.
+    """Return the segments of each module's name, with ranges of blocks in place of their numbers.
 
     Blocks fold if everything in them holds tensors of the same kinds and bytes over the step, and
     there are many modules.
@@ -120,15 +120,21 @@ def folded_paths(tensors: HeldTensors) -> dict[str, Segments]:
         return {path: segments_of(path) for path in paths}
     blocks = _Blocks(tensors)
     names: dict[Segments, str] = {}
+    folding = Folding[Segments](".".join, blocks.content)
     for siblings in blocks.inside.values():
-        for fold in Folding[Segments](".".join, blocks.content).fold(siblings):
-            names |= {member: fold.name.rpartition(".")[2] for member in fold.members}
-    return {path: tuple(names[part] for part in _prefixes(segments_of(path))) for path in paths}
+        for fold in folding.fold(siblings):
+            names |= dict.fromkeys(fold.members, fold.name.rpartition(".")[2])
+
+    folded = {}
+    for path in paths:
+        folded[path] = tuple(map(names.__getitem__, _prefixes(segments_of(path))))
+    return folded
 
 
 def _prefixes(segments: Segments) -> Iterator[Segments]:
     """Yield a module's holders, the outermost first, and itself."""
-    yield from (segments[:end] for end in range(1, len(segments) + 1))
+    for end in range(1, len(segments) + 1):
+        yield segments[:end]
 
 
 class _Blocks:
@@ -190,17 +196,23 @@ def icicle(root: HeldNode, width: int = 40, names: int = 44) -> Iterator[IcicleL
         width: The characters of the widest bar.
         names: The characters of the longest name.
     """
-    boxes = [(node, depth, before) for node, depth, before in root.walk() if depth]
+    _, *boxes = root.walk()
+    above = 0
     sizes = sorted((node.bytes for node, *_ in boxes), reverse=True)
-    above = (
-        sizes[MOST_LINES] if len(sizes) > MOST_LINES else 0
-    )  # of boxes of one size, all or none have a line
-    chosen = [box for box in boxes if box[0].bytes > above and box[0].bytes >= LEAST * root.bytes]
+    if len(sizes) > MOST_LINES:  # of boxes of one size, all or none have a line
+        above = sizes[MOST_LINES]
+    chosen = []
+    for box in boxes:
+        size = box[0].bytes
+        if size > above and size >= LEAST * root.bytes:
+            chosen.append(box)
+
     for node, depth, before in chosen or boxes[:MOST_LINES]:
         indent = "  " * (depth - 1)
         name = indent + shortened(node.label, max(names - len(indent), 12))
-        bar = _bar(before / root.bytes * width, node.bytes / root.bytes * width)
-        yield IcicleLine(name, bar, sized(node.bytes), percent(node.bytes / root.bytes), node.level)
+        share = node.bytes / root.bytes
+        bar = _bar(before / root.bytes * width, share * width)
+        yield IcicleLine(name, bar, sized(node.bytes), percent(share), node.level)
 
 
 def _bar(begin: float, length: float) -> str:

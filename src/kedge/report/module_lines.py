@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -46,15 +47,12 @@ class ModuleLine:
     @property
     def all_sites(self) -> list[SiteInfo]:
         """All its sites, those of its parameters last."""
-        return [
-            *self.sites.values(),
-            *(site for sites in self.parameters.values() for site in sites),
-        ]
+        return [*self.sites.values(), *chain(*self.parameters.values())]
 
     @property
     def texts(self) -> set[str]:
-        """The texts of all sites of this line, also of parameters that a finding names though none was recorded."""
-        return {*(site.site for site in self.all_sites), *self.unheld}
+        """The texts of all sites of this line, and of parameters that no optimizer held."""
+        return self.unheld.union(site.site for site in self.all_sites)
 
     @property
     def type(self) -> str:
@@ -65,7 +63,9 @@ class ModuleLine:
     def shape(self) -> str:
         """The shape of its output."""
         out = self.sites.get("out") or self.sites.get("out.grad")
-        return "x".join(map(str, out.shape)) if out else ""
+        if out is None:
+            return ""
+        return "x".join(map(str, out.shape))
 
     @property
     def size(self) -> int:
@@ -79,24 +79,34 @@ class ModuleLine:
     @cached_property
     def out(self) -> ScaleSeries | None:
         """The scale of its output over the steps."""
-        site = self.scaled("out")
-        return scale_series(self.recording, site) if site else None
+        return self._scale_series("out")
 
     @cached_property
     def gradient(self) -> ScaleSeries | None:
         """The scale of its output's gradient, or else of its largest parameter's, over the steps."""
-        site = self.scaled("gradient")
-        return scale_series(self.recording, site) if site else None
+        return self._scale_series("gradient")
+
+    def _scale_series(self, figure: str) -> ScaleSeries | None:
+        site = self.scaled(figure)
+        if site is None:
+            return None
+        return scale_series(self.recording, site)
 
     def scaled(self, figure: str) -> SiteInfo | None:
-        """Return the site whose scale is a figure; None for a figure that is no scale, or without a site."""
+        """Return the site whose scale is a figure.
+
+        It is None for a figure that is no scale, and without a site.
+        """
         if figure == "out":
             return self.sites.get("out")
         if figure != "gradient":
             return None
-        own = self.parameters.get("param.grad", [])
-        of_parameter = own[0] if own and "out" not in self.sites else None
-        return self.sites.get("out.grad") or of_parameter
+        if "out.grad" in self.sites:
+            return self.sites["out.grad"]
+        of_parameters = self.parameters.get("param.grad")
+        if of_parameters and "out" not in self.sites:
+            return of_parameters[0]
+        return None
 
     @cached_property
     def update(self) -> float | None:
@@ -104,8 +114,7 @@ class ModuleLine:
         changes = self.parameters.get("update")
         if not changes:
             return None
-        newest = float(_newest_updates(self.recording)[changes[0].id])
-        return None if math.isnan(newest) else newest
+        return _known(_newest_updates(self.recording)[changes[0].id])
 
     @cached_property
     def zero(self) -> float | None:
@@ -114,17 +123,25 @@ class ModuleLine:
 
     @property
     def broken(self) -> int:
-        """The number of steps with a non-finite output, or with a non-finite gradient if those are more."""
-        sites = (self.scaled("out"), self.scaled("gradient"))
+        """The number of steps with a non-finite output or gradient, whichever are more."""
         steps = _broken_steps(self.recording)
-        return max(int(steps[site.id]) if site else 0 for site in sites)
+        most = 0
+        for site in (self.scaled("out"), self.scaled("gradient")):
+            if site is not None:
+                most = max(most, int(steps[site.id]))
+        return most
 
     def newest(self, figure: str) -> list[float]:
-        """Return the newest value of a figure, one of `FIGURES`; a folded line has one for each of its modules."""
+        """Return the newest value of a figure, one of `FIGURES`.
+
+        A folded line has one for each of its modules.
+        """
         value = getattr(self, figure)
         if isinstance(value, ScaleSeries):
             value = value.last
-        return [] if value is None else [value]
+        if value is None:
+            return []
+        return [value]
 
     def newest_finite(self, figure: str) -> float | None:
         """Return the newest finite value of a figure: what comes after a NaN tells no blocks apart."""
@@ -137,13 +154,18 @@ class ModuleLine:
         """Return the newest finite value of a statistic of a site, if it has one."""
         if site is None:
             return None
-        value = float(_newest_finite(self.recording)(statistic)[site.id])
-        return None if math.isnan(value) else value
+        return _known(_newest_finite(self.recording)(statistic)[site.id])
 
     @property
     def structure(self) -> Hashable:
         """What lines must have in common to fold: type, shapes, dtypes and kinds of their sites."""
         return tuple((site.kind, site.type, site.shape, site.dtype) for site in self.all_sites)
+
+
+def _known(value: float) -> float | None:
+    if math.isnan(value):
+        return None
+    return float(value)
 
 
 @once
@@ -155,9 +177,12 @@ def _broken_steps(recording: Recording) -> Ints:
 
 @once
 def _newest_updates(recording: Recording) -> Floats:
-    """Return the newest finite ratio of each update to its parameter, by the update's number: NaN without one."""
-    changes, values = recording.of_kind("update"), recording.of_kind("param")
-    by_path = {site.path: site for site in values}
+    """Return the newest finite ratio of each update to its parameter, by the update's number.
+
+    It is NaN without one.
+    """
+    changes = recording.of_kind("update")
+    by_path = {site.path: site for site in recording.of_kind("param")}
     own = [by_path.get(site.path) for site in changes]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratios = recording.matrix(changes, "rms") / recording.matrix(own, "rms")
@@ -171,11 +196,15 @@ def _newest_updates(recording: Recording) -> Floats:
 
 @once
 def _newest_finite(recording: Recording) -> Callable[[str], Floats]:
-    """Return a function from a statistic to its newest finite value of each site, by the site's number: NaN without one."""
+    """Return a function from a statistic to its newest finite value of each site.
+
+    The values are by the site's number, and NaN where there is none.
+    """
 
     @functools.cache
     def newest(statistic: str) -> Floats:
-        every, values = recording.all_rows, recording.statistic(statistic)
+        every = recording.all_rows
+        values = recording.statistic(statistic)
         known = (every.rows.level == FULL) & np.isfinite(values)
         found = np.full(len(every.lengths), np.nan)
         found[every.site[known]] = values[known]  # of several, the last: rows are in order of steps
@@ -203,7 +232,7 @@ class FoldedLine(ModuleLine):
     @property
     def texts(self) -> set[str]:
         """The texts of all sites of its modules."""
-        return set().union(*(line.texts for line in self.members))
+        return set[str]().union(*(line.texts for line in self.members))
 
     @property
     def size(self) -> int:
@@ -246,10 +275,15 @@ class FoldedLine(ModuleLine):
 
 
 def _median(values: Sequence[float]) -> float | None:
-    return float(np.median(values)) if values else None
+    if not values:
+        return None
+    return float(np.median(values))
 
 
-def folded(made: Sequence[ModuleLine], findings: Sequence[Finding] = ()) -> list[ModuleLine]:
+def folded(
+    made: Sequence[ModuleLine],
+    findings: Sequence[Finding] = (),
+) -> list[ModuleLine]:
     """Return the lines of a long table, folded: see Note [What folds].
 
     Args:
@@ -261,15 +295,17 @@ def folded(made: Sequence[ModuleLine], findings: Sequence[Finding] = ()) -> list
         codes.setdefault(finding.site, set()).add(finding.code)
 
     def state(line: ModuleLine) -> Hashable:
-        return line.broken > 0, frozenset(
-            code for text in line.texts for code in codes.get(text, ())
-        )
+        own = [codes[text] for text in line.texts if text in codes]
+        return line.broken > 0, frozenset().union(*own)
 
     folding = Folding(lambda line: line.label, lambda line: line.structure, state, _outlying)
-    return [
-        FoldedLine(one.name, one.members) if one.folded else one.members[0]
-        for one in folding.shown(made)
-    ]
+    shown: list[ModuleLine] = []
+    for one in folding.shown(made):
+        if one.folded:
+            shown.append(FoldedLine(one.name, one.members))
+        else:
+            shown.append(one.members[0])
+    return shown
 
 
 def _outlying(group: Sequence[ModuleLine]) -> set[int]:
@@ -289,9 +325,11 @@ def _only_zeros(group: Sequence[ModuleLine], figure: str) -> set[int]:
     scales = group[0].recording.matrix(sites, "rms")
     if not scales.size:
         return set()
-    zeros, known = scales == 0, (~np.isnan(scales)).sum(axis=0)
-    few = zeros.sum(axis=0) <= np.maximum(FEW_OUTLIERS, known * MOST_OUTLIERS)
-    rare = few & (2 * zeros.sum(axis=0) < known)
+    zeros = scales == 0
+    many_zeros = zeros.sum(axis=0)
+    many_known = (~np.isnan(scales)).sum(axis=0)
+    few = many_zeros <= np.maximum(FEW_OUTLIERS, many_known * MOST_OUTLIERS)
+    rare = few & (2 * many_zeros < many_known)
     return set(np.flatnonzero((zeros & rare).any(axis=1)).tolist())
 
 
@@ -357,10 +395,9 @@ def matching(all_lines: Sequence[ModuleLine], text: str) -> tuple[ModuleLine, ..
         NoSuchSite: No module has such a path.
         SelectorError: The text cannot be read.
     """
-    paths = {
-        path for line in all_lines for path in (line.path, *(site.path for site in line.all_sites))
-    }
-    chosen, sites = SiteFilter(text, paths), [site for line in all_lines for site in line.all_sites]
+    sites = list(chain.from_iterable(line.all_sites for line in all_lines))
+    paths = {line.path for line in all_lines} | {site.path for site in sites}
+    chosen = SiteFilter(text, paths)
     problem = chosen.problem(sites)
     if problem:
         raise NoSuchSite(problem)

@@ -25,8 +25,10 @@ LEAST_LABEL, MOST_LABEL = 14, 60
 #: The widths of the live screen.
 LEAST_LIVE_NAME, MOST_LIVE_NAME = 16, 48
 LEAST_LIVE_COURSE, MOST_LIVE_COURSE = 8, 40
-#: Narrower live screens go without the types, and then without the updates.
-NARROW, NARROWER = 100, 72
+#: Narrower live screens go without the types.
+NARROW = 100
+#: Still narrower ones also go without the updates.
+NARROWER = 72
 #: The columns that the live screen leaves out one after the other where there is no room for all.
 SPARE = ("broken", "gradient course", "out course", "update", "gradient", "out")
 
@@ -34,11 +36,16 @@ ModuleColumn = Column[ModuleLine]
 
 
 def spread(values: Sequence[float], *, share: bool = False) -> Text:
-    """Return the cell of a figure: its value, or the least and the largest of several; a dash without one."""
+    """Return the cell of a figure: its value, or the least and the largest of several.
+
+    It is a dash without a value.
+    """
     if not values:
         return Text("-", FAINT)
+    ends = []
     finite = [value for value in values if isfinite(value)]
-    ends = [min(finite), max(finite)] if finite else []
+    if finite:
+        ends = [min(finite), max(finite)]
     ends += [value for value in values if not isfinite(value)][:1]
 
     if share:
@@ -54,22 +61,30 @@ def spread(values: Sequence[float], *, share: bool = False) -> Text:
         text = said[0]
     else:
         text = compact(ends[0])
-    return Text(text, "" if len(finite) == len(values) else BAD)
+    if len(finite) < len(values):
+        return Text(text, BAD)
+    return Text(text)
 
 
 def _scale(series: ScaleSeries | None) -> float:
     """Return the key that a series is sorted by; non-finite values are the largest of all."""
     if series is None or series.last is None:
         return float("nan")
-    return float("inf") if isnan(series.last) else abs(series.last)
+    if isnan(series.last):
+        return float("inf")
+    return abs(series.last)
 
 
 def _update(line: ModuleLine) -> float:
-    return float("nan") if line.update is None else line.update
+    if line.update is None:
+        return float("nan")
+    return line.update
 
 
 def _broken_steps(line: ModuleLine) -> Text:
-    return Text(str(line.broken), BAD) if line.broken else Text("")
+    if not line.broken:
+        return Text("")
+    return Text(str(line.broken), BAD)
 
 
 def _kind(line: ModuleLine) -> str:
@@ -95,31 +110,52 @@ _GRADIENT = ModuleColumn(
     key=lambda line: _scale(line.gradient),
 )
 _UPDATE = ModuleColumn(
-    "update", 7, lambda line: spread(line.newest("update")), right=True, key=_update
+    "update",
+    7,
+    lambda line: spread(line.newest("update")),
+    right=True,
+    key=_update,
 )
-_ZERO = ModuleColumn("zero", 4, lambda line: spread(line.newest("zero"), share=True), right=True)
+_ZERO = ModuleColumn(
+    "zero",
+    4,
+    lambda line: spread(line.newest("zero"), share=True),
+    right=True,
+)
 _BROKEN = ModuleColumn(
-    NOT_FINITE, 5, _broken_steps, right=True, key=lambda line: float(line.broken)
+    NOT_FINITE,
+    5,
+    _broken_steps,
+    right=True,
+    key=lambda line: float(line.broken),
 )
-_LIVE_TYPE = ModuleColumn("type", 14, lambda line: Text(line.type, FAINT), key=_kind, falling=False)
+_LIVE_TYPE = ModuleColumn(
+    "type",
+    14,
+    lambda line: Text(line.type, FAINT),
+    key=_kind,
+    falling=False,
+)
 
 
 def _out_course(title: str, width: int) -> ModuleColumn:
-    return ModuleColumn(
-        title, width, lambda line: line.out.drawn(width, "cyan") if line.out else ""
-    )
+    return ModuleColumn(title, width, lambda line: _course(line.out, width, "cyan"))
 
 
 def _gradient_course(title: str, width: int) -> ModuleColumn:
-    return ModuleColumn(
-        title, width, lambda line: line.gradient.drawn(width, "green") if line.gradient else ""
-    )
+    return ModuleColumn(title, width, lambda line: _course(line.gradient, width, "green"))
+
+
+def _course(series: ScaleSeries | None, width: int, style: str) -> str | Text:
+    if series is None:
+        return ""
+    return series.drawn(width, style)
 
 
 def _wide_enough(column: ModuleColumn, shown: Sequence[ModuleLine]) -> ModuleColumn:
     """Return a column that has room for the spreads of folded lines."""
-    spreads = [column.cell(line) for line in shown if isinstance(line, FoldedLine)]
-    return replace(column, width=max([column.width, *(len(cell) for cell in spreads)]))
+    widths = [len(column.cell(line)) for line in shown if isinstance(line, FoldedLine)]
+    return replace(column, width=max([column.width, *widths]))
 
 
 def _taken(columns: Iterable[ModuleColumn]) -> int:
@@ -199,17 +235,21 @@ def _details(shown: Sequence[ModuleLine], widest_type: int) -> list[ModuleColumn
     made = []
     longest_type = max([len(line.type) for line in shown], default=0)
     if longest_type:
-        made.append(ModuleColumn("type", min(max(longest_type, 4), widest_type), _kind))
+        width = min(max(longest_type, 4), widest_type)
+        made.append(ModuleColumn("type", width, _kind))
     longest_shape = max([len(line.shape) for line in shown], default=0)
     if longest_shape:
-        made.append(ModuleColumn("shape", min(max(longest_shape, 5), 18), lambda line: line.shape))
+        width = min(max(longest_shape, 5), 18)
+        made.append(ModuleColumn("shape", width, lambda line: line.shape))
     if any(line.size for line in shown):
         made.append(ModuleColumn("params", 6, _parameters, right=True))
     return made
 
 
 def _parameters(line: ModuleLine) -> str:
-    return thousands(line.size) if line.size else ""
+    if not line.size:
+        return ""
+    return thousands(line.size)
 
 
 def live_columns(width: int, lines: Sequence[ModuleLine]) -> tuple[ModuleColumn, ...]:
@@ -248,12 +288,15 @@ def live_columns(width: int, lines: Sequence[ModuleLine]) -> tuple[ModuleColumn,
     name_width = max(min(LEAST_LIVE_NAME, free), widest_name)
     each = (free - name_width) // max(len(courses), 1)
     course = max(LEAST_LIVE_COURSE, min(MOST_LIVE_COURSE, each))
-    title = "over the steps" if course >= len("over the steps") else "course"
+    title = "over the steps"
+    if course < len(title):
+        title = "course"
     if "out course" in made:
         made["out course"] = _out_course(title, course)
     if "gradient course" in made:
         made["gradient course"] = _gradient_course(title, course)
-    return ModuleColumn("module", name_width, _label, key=_label, falling=False), *made.values()
+    names = ModuleColumn("module", name_width, _label, key=_label, falling=False)
+    return names, *made.values()
 
 
 def in_order(
@@ -267,8 +310,9 @@ def in_order(
         turned: Whether to reverse the order.
     """
     if column is None or column.key is None:
-        return list(reversed(lines)) if turned else list(lines)
-    known, unknown = [], []
+        return list(reversed(lines) if turned else lines)
+    known = []
+    unknown = []
     for line in lines:
         key = column.key(line)
         if isinstance(key, float) and isnan(key):
@@ -279,7 +323,10 @@ def in_order(
     return [line for _, line in known] + unknown
 
 
-def marks_of(lines: Sequence[ModuleLine], findings: Sequence[Finding]) -> dict[str, Text]:
+def marks_of(
+    lines: Sequence[ModuleLine],
+    findings: Sequence[Finding],
+) -> dict[str, Text]:
     """Return the marks of lines with findings, by label: each of its worst severity."""
     severities = {finding.site: finding.severity for finding in reversed(findings)}
     marks = {}

@@ -1,4 +1,7 @@
-"""A recording as it is shown: what a terminal, a page, the live screen, a table of runs and a notebook draw."""
+"""A recording as it is shown.
+
+It is drawn by a terminal, a page, the live screen, a table of runs and a notebook.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ def sparkline(
         width: The most characters.
         ends: The values of the lowest and of the highest block; those of the values if None.
     """
-    values, broken = binned(values, width), binned(broken, width, np.logical_or)
+    values = binned(values, width)
+    broken = binned(broken, width, np.logical_or)
     with np.errstate(divide="ignore"):
         logs = np.log10(values)
     drawn = np.isfinite(logs) & ~broken
@@ -53,14 +54,16 @@ def coloured(blocks: str, style: str) -> Text:
 
 
 def linear(values: Floats, low: float, high: float) -> Floats:
-    """Return values, of which some are negative, so that a logarithmic scale draws them on a linear one."""
+    """Return values, some of them negative, such that a logarithmic scale draws them linearly."""
     return np.asarray(10 ** ((values - low) / ((high - low) or 1.0)))
 
 
 def _levels(logs: Floats, ends: tuple[float, float] | None) -> list[int]:
     if not len(logs):
         return []
-    low, high = (logs.min(), logs.max()) if ends is None else np.log10(ends)
+    low, high = logs.min(), logs.max()
+    if ends is not None:
+        low, high = np.log10(ends)
     top = len(BLOCKS) - 1
     if high - low >= LEAST_DECADES:
         heights = (logs - low) / (high - low) * top
@@ -71,7 +74,7 @@ def _levels(logs: Floats, ends: tuple[float, float] | None) -> list[int]:
 
 
 def binned(values: NDArray[Any], width: int, fold: np.ufunc = np.fmax) -> NDArray[Any]:
-    """Return at most so many values, each the fold of neighbouring ones: by default the largest of them."""
+    """Return at most so many values, each the fold of neighbouring ones: by default the largest."""
     if len(values) <= width:
         return values
     return np.asarray(fold.reduceat(values, np.arange(width) * len(values) // width))

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kedge.report.apart import apart_blocks, sentence
-from kedge.report.findings import STYLES, render_findings
+from kedge.report.findings import SHOWN_PER_RULE, STYLES, render_findings
 from kedge.report.fitted_text import cut, print_paragraph
 from kedge.report.head import head
 from kedge.report.module_lines import FoldedLine, ModuleLine, folded, matching
@@ -25,10 +25,12 @@ from kedge.short_text import compact, counted
 
 PLAIN_WIDTH = 100
 NARROWEST, WIDEST = 80, 200
-_MOST_CURVES, _CURVE_WIDTH = 6, 25
+_MOST_CURVES = 6
+_CURVE_WIDTH = 25
 _FOLDED = (
-    ": all modules with these numbers; 1.2..3.4 is the smallest and the largest figure among them, and the trend is their "
-    "median. A block that has a finding, or is far from the others, has a line of its own."
+    ": all modules with these numbers; 1.2..3.4 is the smallest and the largest figure "
+    "among them, and the trend is their median. A block that has a finding, or is far from "
+    "the others, has a line of its own."
 )
 
 
@@ -48,7 +50,10 @@ class ReportExtent:
 
 
 class OutputConsole(Console):
-    """A console that leaves it to the command what a closed pipe means: rich would end it with the status of a finding."""
+    """A console that leaves it to the command what a closed pipe means.
+
+    Rich would end it with the status of a finding.
+    """
 
     def on_broken_pipe(self) -> None:
         """Raise the error again."""
@@ -73,7 +78,11 @@ def console_for(stream: TextIO | None = None) -> Console:
     return console
 
 
-def render(shown_run: ShownRun, console: Console, extent: ReportExtent | None = None) -> None:
+def render(
+    shown_run: ShownRun,
+    console: Console,
+    extent: ReportExtent | None = None,
+) -> None:
     """Print a report: the run, the findings, and a table of the modules in data-flow order.
 
     Args:
@@ -103,11 +112,17 @@ def render(shown_run: ShownRun, console: Console, extent: ReportExtent | None = 
     elif not chosen:
         console.print("there is no table: no output, gradient or parameter of a module was watched")
     else:
-        made = folded(chosen, shown_run.findings) if extent.folds else list(chosen)
+        made = list(chosen)
+        if extent.folds:
+            made = folded(chosen, shown_run.findings)
         _render_table(shown_run, made, len(chosen), console, extent.most)
 
 
-def _render_verdict(shown_run: ShownRun, console: Console, extent: ReportExtent) -> None:
+def _render_verdict(
+    shown_run: ShownRun,
+    console: Console,
+    extent: ReportExtent,
+) -> None:
     judgement = shown_run.judgement
     findings = judgement.findings
     if not findings and not judgement.measured:
@@ -116,14 +131,13 @@ def _render_verdict(shown_run: ShownRun, console: Console, extent: ReportExtent)
         present = {finding.severity for finding in findings}
         worst = next(severity for severity in SEVERITIES if severity in present)
         print_paragraph(Text(tally(findings), STYLES[worst]), console)
+        console.print()
+        limit = None if extent.most is None else SHOWN_PER_RULE
+        render_findings(findings, console, limit)
     else:
         style = "green" if judgement.complete else ""
         print_paragraph(Text(verdict(judgement), style), console)
-    console.print()
-    if findings and extent.most is None:
-        render_findings(findings, console, None)
-    elif findings:
-        render_findings(findings, console)
+        console.print()
     if judgement.complete:
         return
     if findings:
@@ -161,14 +175,16 @@ def _render_table(
     """Print the table, what it leaves out, and what its columns mean."""
     marks = shown_run.marks(made)
     shown = _chosen_lines(made, marks, most)
-    layout = columns([made[i] for i in shown], len(shown_run.recording.steps), console.width, marks)
+    steps = len(shown_run.recording.steps)
+    layout = columns([made[i] for i in shown], steps, console.width, marks)
     is_folded = len(made) < modules
+    unit = "line" if is_folded else "module"
 
     console.print(header(layout))
     after = 0
     for index in [*shown, len(made)]:
         if index > after:
-            left_out = counted(index - after, "line" if is_folded else "module")
+            left_out = counted(index - after, unit)
             console.print(Text(f"  … {left_out} left out", "dim"))
         if index < len(made):
             console.print(drawn(made[index], layout))
@@ -176,7 +192,8 @@ def _render_table(
 
     amount = ""
     if is_folded:
-        amount = f"{counted(modules, 'module')} in {counted(len(made), 'line')}, with similar blocks in one"
+        amount = f"{counted(modules, 'module')} in {counted(len(made), 'line')}"
+        amount += ", with similar blocks in one"
         if len(shown) < len(made):
             amount += f"; {len(shown):,} of the lines are shown"
     elif len(shown) < len(made):
@@ -204,25 +221,26 @@ def _chosen_lines(
 
 
 def _legend(shown_run: ShownRun, made: Sequence[ModuleLine], titles: set[str]) -> Text:
-    first, last = int(shown_run.recording.steps[0]), int(shown_run.recording.steps[-1])
+    steps = shown_run.recording.steps
     since = ""
-    if any(series.since for line in made for series in (line.out, line.gradient) if series):
-        since = "; nan, inf: non-finite in a later step"
-    folds = next((f" {line.label}{_FOLDED}" for line in made if isinstance(line, FoldedLine)), "")
-    wider = ""
-    narrow = [
-        name
-        for name in ("update", "zero")
-        if name not in titles and any(line.newest(name) for line in made)
-    ]
-    if narrow:
-        wider = f" A wider terminal shows {' and '.join(narrow)}."
-    return Text(
-        f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last measured one"
-        f"{since}. "
-        f"trend: steps {first} to {last}, each line on its own logarithmic scale; "
+    for line in made:
+        if (line.out and line.out.since) or (line.gradient and line.gradient.since):
+            since = "; nan, inf: non-finite in a later step"
+    said = (
+        "out, grad: root mean square of a module's output and of its gradient, "
+        f"at step {steps[-1]}, the last measured one{since}. "
+        f"trend: steps {steps[0]} to {steps[-1]}, each line on its own logarithmic scale; "
         "✗ non-finite values, 0 only zeros. "
-        "update: change of the parameters in one step, relative to their size. zero: share of exact zeros."
-        f"{wider}{folds}",
-        "dim",
+        "update: change of the parameters in one step, relative to their size. "
+        "zero: share of exact zeros."
     )
+
+    hidden = [name for name in ("update", "zero") if name not in titles]
+    narrow = [name for name in hidden if any(line.newest(name) for line in made)]
+    if narrow:
+        said += f" A wider terminal shows {' and '.join(narrow)}."
+    for line in made:
+        if isinstance(line, FoldedLine):
+            said += f" {line.label}{_FOLDED}"
+            break
+    return Text(said, "dim")

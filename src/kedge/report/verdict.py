@@ -1,7 +1,11 @@
-"""The verdict on a run in a line: the findings, the rules that could not judge, and the command with which they can."""
+"""The verdict on a run in a line.
+
+It has the findings, the rules that could not judge, and the command with which they can.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from kedge.rules.judgement import Judgement
@@ -14,15 +18,14 @@ NAMED_LACKS = 3
 
 def tally(findings: Sequence[Finding]) -> str:
     """Return the number of findings by severity: ``1 error, 2 warnings``."""
-    counts = [
-        (severity, sum(finding.severity == severity for finding in findings))
-        for severity in SEVERITIES
-    ]
-    named = [
-        f"{number:,} info" if severity == "info" else counted(number, severity)
-        for severity, number in counts
-        if number
-    ]
+    numbers = Counter(finding.severity for finding in findings)
+    named = []
+    for severity in SEVERITIES:
+        number = numbers[severity]
+        if number and severity == "info":
+            named.append(f"{number:,} info")
+        elif number:
+            named.append(counted(number, severity))
     return ", ".join(named) or "no findings"
 
 
@@ -33,11 +36,14 @@ def verdict(judgement: Judgement, most: int | None = None) -> str:
         judgement: The judgement of the rules on a recording.
         most: The most rules to name that could not judge; all of them if None.
     """
+    found = tally(judgement.findings)
     if judgement.complete:
-        mark = "" if judgement.findings else "✓ "
+        if not judgement.findings:
+            found = f"✓ {found}"
         asked = counted(judgement.rules, "rule")
-        return f"{mark}{tally(judgement.findings)}: {asked} over {counted(judgement.measured, 'measured step')}"
-    found = tally(judgement.findings) if judgement.findings else _none(judgement)
+        return f"{found}: {asked} over {counted(judgement.measured, 'measured step')}"
+    if not judgement.findings and not judgement.ended:
+        found = f"{found} so far"
     return "; ".join([found, *left_open(judgement, most)])
 
 
@@ -72,37 +78,40 @@ def unjudged(lacks: Iterable[Lack], most: int | None = None) -> str:
 
 
 def lack_of(lack: Lack) -> str:
-    """Return the samples that a rule lacked: ``2 of 20 measured steps``, ``no end of the program``."""
+    """Return what a rule lacked: ``2 of 20 measured steps``, ``no end of the program``."""
     if lack.need == 1 and not lack.have:
         return f"no {lack.lacks}"
     return f"{lack.have:,} of {lack.need:,} {lack.lacks}"
 
 
-def _none(judgement: Judgement) -> str:
-    return "no findings" if judgement.ended else "no findings so far"
-
-
 def advice(judgement: Judgement) -> Iterator[str]:
-    """Yield the command with which every rule can judge, and what to mend before; nothing if each could."""
-    helped, others = (
-        list(judgement.helped),
-        [x for x in judgement.unjudged if x.code not in judgement.helped],
-    )
+    """Yield the command with which every rule can judge, and what to mend before.
+
+    Nothing is to be done if each could.
+    """
+    helped = list(judgement.helped)
+    others = [lack for lack in judgement.unjudged if lack.code not in judgement.helped]
     if helped:
-        all_of_them = (
-            "to get enough for it" if len(helped) == 1 else "to get enough for all of them"
-        )
-        yield f"{all_of_them if not others else f'to get enough for {listed(helped, NAMED_LACKS)}'}: {judgement.command}"
+        if others:
+            named = listed(helped, NAMED_LACKS)
+        elif len(helped) == 1:
+            named = "it"
+        else:
+            named = "all of them"
+        yield f"to get enough for {named}: {judgement.command}"
+
     short = [lack.code for lack in others if lack.grows]
     if short:
-        all_of_them = "it" if len(short) == 1 else "them"
-        named = (
-            listed(short, NAMED_LACKS)
-            if helped or len(short) < len(judgement.unjudged)
-            else all_of_them
-        )
-        yield (
-            f"the run is too short for {named}"
-            if judgement.sound is None
-            else f"to get enough for {named}, mend {judgement.fatal} first: nothing counts from step {judgement.sound} on"
-        )
+        if helped or len(short) < len(judgement.unjudged):
+            named = listed(short, NAMED_LACKS)
+        elif len(short) == 1:
+            named = "it"
+        else:
+            named = "them"
+        if judgement.sound is None:
+            yield f"the run is too short for {named}"
+        else:
+            yield (
+                f"to get enough for {named}, mend {judgement.fatal} first: "
+                f"nothing counts from step {judgement.sound} on"
+            )

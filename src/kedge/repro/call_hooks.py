@@ -13,8 +13,7 @@ from kedge.by_identity import ByIdentity
 from kedge.hooks.placing.module_calls import CallTracker, OpenCalls, given_to, is_repeated
 from kedge.repro.calls import RecordedCall, WatchedModule
 from kedge.repro.finiteness import PendingChecks
-from kedge.repro.gradient_hooks import GradientHooks
-from kedge.repro.input_edges import CallEdges
+from kedge.repro.gradient_hooks import CallEdges, GradientHooks
 from kedge.sites import leaves
 from kedge.sites.spread import gathers
 from kedge.stderr import Shield
@@ -25,7 +24,10 @@ from kedge.torch_internals.module_tables import modules_in, own_parameters
 
 
 class ActiveCall(NamedTuple):
-    """An active call; `edges` is None if it had begun before it was hooked, so that its place in the graph is unknown."""
+    """An active call.
+
+    `edges` is None if it had begun before it was hooked, so that its place in the graph is unknown.
+    """
 
     watched: WatchedModule
     call: RecordedCall
@@ -43,9 +45,13 @@ class CallHooks:
     """
 
     def __init__(
-        self, checks: PendingChecks, shield: Shield, late: Callable[[RecordedCall], None]
+        self,
+        checks: PendingChecks,
+        shield: Shield,
+        late: Callable[[RecordedCall], None],
     ) -> None:
-        self._checks, self._late = checks, late
+        self._checks = checks
+        self._late = late
         self._gradients = GradientHooks(checks, shield)
         self._known: ByIdentity[nn.Module, WatchedModule] = ByIdentity()
         self._recorded: weakref.WeakSet[RecordedCall] = weakref.WeakSet()
@@ -61,20 +67,23 @@ class CallHooks:
         for path, module in modules_in(root).items():
             if module in self._known or isinstance(module, torch.jit.ScriptModule):
                 continue
-            watched = self._known[module] = WatchedModule(label(path))
+            watched = WatchedModule(label(path))
+            self._known[module] = watched
             self._tracker.follow(module, watched, outermost=module is root, inside=gathers(module))
             self._gradients.follow_parameters(watched, module)
 
     def join(self, root: nn.Module, label: str) -> None:
         """Record the active call of a root, for which PyTorch does not run the new hooks."""
         call = RecordedCall(root, label, None)
-        call.began, call.state.random = True, generator_states()
+        call.began = True
+        call.state.random = generator_states()
         self._tracker.open.begin(root, ActiveCall(self._known[root], call, None))
 
     def release_differentiated(self) -> None:
         """Release the calls that a backward has reached."""
-        for call in [call for call in self._recorded if call.gradients.arrived]:
-            call.release()
+        for call in list(self._recorded):
+            if call.gradients.arrived:
+                call.release()
 
     def close(self) -> None:
         """Remove the hooks, and release all calls."""
@@ -84,21 +93,33 @@ class CallHooks:
             call.release()
 
     def _entered(
-        self, calls: OpenCalls[ActiveCall], watched: WatchedModule, module: nn.Module, given: Any
+        self,
+        calls: OpenCalls[ActiveCall],
+        watched: WatchedModule,
+        module: nn.Module,
+        given: Any,
     ) -> ActiveCall:
-        outer = calls.notes[-1].call if calls.notes else None
+        outer = None
+        if calls.notes:
+            outer = calls.notes[-1].call
         call = RecordedCall(module, watched.label, outer)
-        found = call.state.take(
-            *given, copy=watched.overwrites or getattr(module, "inplace", False) is True
-        )
+        overwrites = watched.overwrites or getattr(module, "inplace", False) is True
+        found = call.state.take(*given, copy=overwrites)
         edges = CallEdges(tensor for _, tensor in found)
         self._begin(watched, call, found)
         return ActiveCall(watched, call, edges)
 
-    def _left(self, calls: OpenCalls[ActiveCall], ended: ActiveCall, output: Any) -> None:
-        watched, call = ended.watched, ended.call
+    def _left(
+        self,
+        calls: OpenCalls[ActiveCall],
+        ended: ActiveCall,
+        output: Any,
+    ) -> None:
+        watched = ended.watched
+        call = ended.call
         if call.began and call.state.args is None:
-            self._begin(watched, call, call.state.take(*(given_to(call.module) or ((), {}))))
+            args, kwargs = given_to(call.module) or ((), {})
+            self._begin(watched, call, call.state.take(args, kwargs))
         returned = leaves.find(output)
         self._follow_edges(calls, ended, [tensor for _, tensor in returned])
         watched.overwrites = watched.overwrites or not call.state.inputs_intact
@@ -111,14 +132,17 @@ class CallHooks:
             self._checks.read()
 
     def _begin(
-        self, watched: WatchedModule, call: RecordedCall, found: Iterable[tuple[str, Tensor]]
+        self,
+        watched: WatchedModule,
+        call: RecordedCall,
+        found: Iterable[tuple[str, Tensor]],
     ) -> None:
         self._recorded.add(call)
         watched.add(call)
         own = own_parameters(call.module)
-        call.gradients.awaited = {
-            name for name, p in own.items() if p is not None and p.requires_grad
-        }
+        for name, param in own.items():
+            if param is not None and param.requires_grad:
+                call.gradients.awaited.add(name)
         for name, tensor in found:
             self._checks.add("in", (call,), tensor)
             self._gradients.follow_input(call, name, tensor)
@@ -129,15 +153,19 @@ class CallHooks:
         """Check each share that a call adds to the gradients of its inputs."""
         if ended.edges is None:
             return
-        outer = calls.notes[-1].edges if calls.notes else None
-        if outer is not None:
-            outer.step_over(ended.edges, returned)
+        if calls.notes:
+            outer = calls.notes[-1].edges
+            if outer is not None:
+                outer.step_over(ended.edges, returned)
         ended.call.gradients.by_edge = numbers_operations()
         if ended.call.gradients.by_edge:
             self._gradients.follow_edges(ended.call, ended.edges.takers(returned))
 
 
 def _is_left_out(module: nn.Module) -> bool:
-    """Whether a call is skipped: it is repeated, or values are not available, as in `torch.func`, tracing and captured graphs."""
+    """Whether a call is skipped: it is repeated, or its values are not available.
+
+    They are not in `torch.func`, while tracing, and in captured graphs.
+    """
     unseen = modes.is_transforming() or modes.is_under_jit() or device_graphs.leaves_alone()
     return is_repeated(module) or unseen

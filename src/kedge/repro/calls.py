@@ -39,7 +39,10 @@ CHEAP = 1 << 20
 
 
 class HeldTensor(NamedTuple):
-    """An alias or copy of a tensor, with the version of its memory; see Note [Kept without a copy]."""
+    """An alias or copy of a tensor, with the version of its memory.
+
+    See Note [Kept without a copy].
+    """
 
     tensor: Tensor
     version: int
@@ -54,12 +57,13 @@ class HeldTensor(NamedTuple):
 def held(tensor: Tensor, *, copy: bool = False) -> HeldTensor:
     """Return an alias or copy of a tensor with its current version."""
     kept = tensor.detach()
-    kept = kept.clone() if copy else kept
+    if copy:
+        kept = kept.clone()
     return HeldTensor(kept, version_of(kept), tensor.requires_grad)
 
 
 class Surroundings(NamedTuple):
-    """The modes that a call's result depends on besides its arguments: autocast by device, and grad mode."""
+    """The modes that a call's result depends on: autocast by device, and grad mode."""
 
     autocast: dict[str, torch.dtype]
     grad: bool
@@ -87,9 +91,10 @@ class CallState:
         self.args: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
         self.inputs: dict[str, HeldTensor] = {}
         self.buffers: dict[tuple[int, str], Tensor] = {}
-        self.versions = {
-            name: version_of(p) for name, p in own_parameters(module).items() if p is not None
-        }
+        self.versions: dict[str, int] = {}
+        for name, param in own_parameters(module).items():
+            if param is not None:
+                self.versions[name] = version_of(param)
         self.random: dict[str, Tensor] = {}
         self.surroundings = Surroundings.now()
 
@@ -106,7 +111,10 @@ class CallState:
 
     def release(self) -> None:
         """Release every tensor."""
-        self.args, self.inputs, self.buffers, self.random = None, {}, {}, {}
+        self.args = None
+        self.inputs = {}
+        self.buffers = {}
+        self.random = {}
 
     @property
     def inputs_intact(self) -> bool:
@@ -156,10 +164,19 @@ class RecordedCall:
         gradients: Those that pass through it in the backward.
     """
 
-    def __init__(self, module: nn.Module, label: str, outer: RecordedCall | None) -> None:
-        self.module, self.label, self.outer = module, label, outer
-        self.began, self.gathers = False, gathers(module)
-        self.state, self.gradients = CallState(module), CallGradients()
+    def __init__(
+        self,
+        module: nn.Module,
+        label: str,
+        outer: RecordedCall | None,
+    ) -> None:
+        self.module = module
+        self.label = label
+        self.outer = outer
+        self.began = False
+        self.gathers = gathers(module)
+        self.state = CallState(module)
+        self.gradients = CallGradients()
         self._copy_buffers()
 
     def outside(self) -> Iterator[RecordedCall]:
@@ -175,14 +192,20 @@ class RecordedCall:
         self.gradients.arrived = {}
 
     def _copy_buffers(self) -> None:
-        """Copy the module's own buffers if that is cheap: batch normalization changes them without a sign.
+        """Copy the module's own buffers if that is cheap.
 
-        Those of a lazy module have no values before its first call.
+        Batch normalization changes them without a sign. Those of a lazy module have no values
+        before its first call.
         """
-        own = {
-            n: b for n, b in own_buffers(self.module).items() if b is not None and not is_lazy(b)
-        }
-        if not (own and self.module.training) or sum(b.nbytes for b in own.values()) > CHEAP:
+        if not self.module.training:
+            return
+        own = {}
+        size = 0
+        for name, buffer in own_buffers(self.module).items():
+            if buffer is not None and not is_lazy(buffer):
+                own[name] = buffer
+                size += buffer.nbytes
+        if size > CHEAP:
             return
         for name, buffer in own.items():
             copy = buffer.detach().clone()
@@ -191,7 +214,9 @@ class RecordedCall:
 
 
 class WatchedModule:
-    """A module whose calls are checked, and those of its calls that still exist, held weakly; the newest last.
+    """A module whose calls are checked.
+
+    It holds those of its calls that still exist weakly, the newest last.
 
     Attributes:
         label: Its path in the recording.
@@ -199,7 +224,8 @@ class WatchedModule:
     """
 
     def __init__(self, label: str) -> None:
-        self.label, self.overwrites = label, False
+        self.label = label
+        self.overwrites = False
         self._calls: list[weakref.ref[RecordedCall]] = []
 
     def add(self, call: RecordedCall) -> None:

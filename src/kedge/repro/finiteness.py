@@ -60,36 +60,43 @@ class PendingChecks:
         self._returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
     def add(self, where: Where, calls: tuple[RecordedCall, ...], value: Tensor) -> None:
-        """Start the sum of a value; skipped for an input that was summed up when a module returned it."""
+        """Start the sum of a value.
+
+        An input is skipped if it was summed up when a module returned it.
+        """
         if not _measurable(own_part(value)) or (where == "in" and self._is_known(value)):
             return
         # A parameter gets no weak reference: the program may swap it, which PyTorch refuses then.
         if where == "out" and not (value.is_leaf and value.requires_grad):
             self._returned[id(value)] = weakref.ref(value), version_of(value)
-        value = (
-            value.detach() if value.requires_grad else value
-        )  # a gradient must keep its identity
+        if value.requires_grad:  # a gradient, which has none, must keep its identity
+            value = value.detach()
         part = own_part(value)
-        total = torch.view_as_real(part.resolve_conj()) if part.is_complex() else part
-        total = (total.float() if total.itemsize == 1 else total).sum(dtype=torch.float32)
+        if part.is_complex():
+            part = torch.view_as_real(part.resolve_conj())
+        total = _countable(part).sum(dtype=torch.float32)
         self._waiting.append(FinitenessCheck(where, calls, value, total, graph_task()))
         if value.device.type in AT_ONCE or len(self._waiting) >= self.together:
             self.read()
 
     def read(self) -> None:
         """Read the sums, in the order of the values."""
-        checks, self._waiting = self._waiting, []
-        devices = {check.total.device for check in checks}
-        totals = {
-            d: torch.stack([check.total for check in checks if check.total.device == d]).tolist()
-            for d in devices
-        }
+        checks = self._waiting
+        self._waiting = []
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for check in checks:
+            by_device.setdefault(check.total.device, []).append(check.total)
+        totals = {device: torch.stack(each).tolist() for device, each in by_device.items()}
         for check in checks:
             total = totals[check.total.device].pop(0)
-            kind = None if total - total == 0 else bad(check.value)
+            if total - total == 0:  # it is finite
+                continue
+            kind = bad(check.value)
             if kind is not None:
                 self._report(check, kind)
-        ready, self._when_read = self._when_read, []
+
+        ready = self._when_read
+        self._when_read = []
         for work in ready:
             work()
 
@@ -112,25 +119,30 @@ class PendingChecks:
 
 
 def bad(value: Tensor) -> Bad | None:
-    """Return "nan" if a tensor holds a NaN, "inf" if it holds only infinities, and None if all of it is finite."""
-    value = own_part(value)
-    value = (
-        value.float() if value.itemsize == 1 else value
-    )  # PyTorch cannot compare eight-bit floats
+    """Return "nan" if a tensor holds a NaN, "inf" if only infinities, and None if all is finite."""
+    value = _countable(own_part(value))
     if bool(value.isfinite().all()):
         return None
-    return "nan" if bool(value.isnan().any()) else "inf"
+    if bool(value.isnan().any()):
+        return "nan"
+    return "inf"
 
 
 def counts(value: Tensor) -> dict[str, int]:
     """Return the numbers of NaN, of infinities and of all elements in a tensor."""
-    value = own_part(value)
-    value = value.float() if value.itemsize == 1 else value
+    value = _countable(own_part(value))
     return {
         "nan": int(value.isnan().sum()),
         "inf": int(value.isinf().sum()),
         "elements": value.numel(),
     }
+
+
+def _countable(value: Tensor) -> Tensor:
+    """Return the same numbers in a format that PyTorch can compare: not in eight-bit floats."""
+    if value.itemsize == 1:
+        return value.float()
+    return value
 
 
 def _measurable(value: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""``--dump``: keeps the call that made the first non-finite value, so that it can be run again alone.
+"""``--dump``: keeps the call that made the first non-finite value, to be run again alone.
 
 # Note [What a dump costs]
 The sum of every module's inputs and outputs is computed when they pass, and that of the gradients
@@ -19,26 +19,33 @@ for the number of the step when they need it. See Note [Three kinds of steps] in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from kedge.hooks.firing.schedule import rank
 from kedge.repro.call_hooks import CallHooks
 from kedge.repro.calls import RecordedCall
-from kedge.repro.dump_writer import DumpWriter, EventLog
 from kedge.repro.finiteness import Bad, FinitenessCheck, PendingChecks, bad
-from kedge.repro.package import SuspectPackages
+from kedge.repro.package import CallPackage, SuspectPackages
 from kedge.repro.suspects import FirstBadSearch, SuspectCall
 from kedge.stderr import Shield
-from kedge.store.events import BadOperation, NoteEvent
+from kedge.store.events import BadOperation, DumpEvent, NoteEvent, OperationsEvent, RunEvent
 from kedge.torch_internals.dynamo import has_compiled
 from kedge.torch_internals.own_work import own_work
 
 LIMIT = 1 << 30
+
+
+class EventLog(Protocol):
+    """The recording, as far as a dump writes to it."""
+
+    def event(self, event: RunEvent) -> None:
+        """Write one event."""
 
 
 class FirstBadCall:
@@ -62,9 +69,12 @@ class FirstBadCall:
         rerun: Callable[[Path], list[BadOperation]] | None = None,
         limit: int = LIMIT,
     ) -> None:
-        self._log, self._step = log, step
+        self._log = log
+        self._step = step
         self._shield = Shield(
-            "--dump", "it is off from here on, and the program goes on", on_failure=self._stop
+            "--dump",
+            "it is off from here on, and the program goes on",
+            on_failure=self._stop,
         )
         self._checks = PendingChecks(self._report)
         self._hooks = CallHooks(self._checks, self._shield, self._keep_late)
@@ -76,7 +86,13 @@ class FirstBadCall:
 
     # -- called by the watcher ---------------------------------------------------------------------
 
-    def watch(self, module: nn.Module, label: Callable[[str], str], *, begun: bool = False) -> None:
+    def watch(
+        self,
+        module: nn.Module,
+        label: Callable[[str], str],
+        *,
+        begun: bool = False,
+    ) -> None:
         """Hook a root and all modules in it.
 
         Args:
@@ -92,7 +108,7 @@ class FirstBadCall:
             self._hooks.join(module, label(""))
 
     def step_ended(self, suspicious: bool) -> None:
-        """Decide on the suspects if no PyTorch optimizer has triggered the decision, and write the chosen one.
+        """Decide on the suspects if no PyTorch optimizer has, and write the chosen one.
 
         Args:
             suspicious: Whether the watcher saw a non-finite value in the step.
@@ -107,11 +123,12 @@ class FirstBadCall:
         if self._dump.give_up():
             self._note("no dump was written: there is no recording")
         elif self._why is not None:
-            self._note(f"no dump was written: {self._why[1]}", self._why[0])
+            step, why = self._why
+            self._note(f"no dump was written: {why}", step)
         elif not self._shield.off and has_compiled():
             self._note(
-                "no dump was written: calls in compiled code cannot be kept; "
-                "run again with TORCH_COMPILE_DISABLE=1 in the environment, which switches torch.compile off"
+                "no dump was written: calls in compiled code cannot be kept; run again with "
+                "TORCH_COMPILE_DISABLE=1 in the environment, which switches torch.compile off"
             )
         self._stop()
         self._before_steps.remove()
@@ -150,19 +167,29 @@ class FirstBadCall:
         with own_work():
             self._shield(self._settle, None, optimizer)
 
-    def _settle(self, suspicious: bool | None, optimizer: Optimizer | None = None) -> None:
+    def _settle(
+        self,
+        suspicious: bool | None,
+        optimizer: Optimizer | None = None,
+    ) -> None:
         """Decide on the suspects of a step; see Note [When it is decided]."""
         self._checks.read()
         if self._search.open:
-            reached = bool(suspicious) if optimizer is None else _spoils(optimizer)
+            reached = bool(suspicious)
+            if optimizer is not None:
+                reached = _spoils(optimizer)
             chosen = self._search.choose(reached=reached)
-            package = None if chosen is None else self._packages.of(chosen)
+            package = None
             if chosen is not None:
-                self._why = None if package is not None else self._why or (chosen.step, chosen.why)
+                package = self._packages.of(chosen)
             if package is not None:
                 self._dump.choose(package, reached=reached)
+                self._why = None
+            elif chosen is not None:
+                self._why = self._why or (chosen.step, chosen.why)
+            # One is enough; with non-finite parameters no later value is the first.
             if package is not None or (chosen is not None and reached and optimizer is not None):
-                self._stop()  # one is enough; with non-finite parameters no later value is the first
+                self._stop()
                 self._dump.write()
                 return
             self._search.restart(sound=not reached)
@@ -188,17 +215,99 @@ class FirstBadCall:
         self._dump.write()
 
     def _note(self, text: str, step: int | None = None) -> None:
-        at = self._step() if step is None else step
-        self._log.event(NoteEvent(step=at, text=text))
+        if step is None:
+            step = self._step()
+        self._log.event(NoteEvent(step=step, text=text))
+
+
+class DumpWriter:
+    """Writes the chosen call into the recording, as soon as this process writes to one.
+
+    Args:
+        place: Returns the folder of the recording; None as long as this process does not record
+            into one.
+        log: Receives the events.
+        rerun: Returns the operations that made the value, given the folder of the dump.
+    """
+
+    def __init__(
+        self,
+        place: Callable[[], Path | None],
+        log: EventLog,
+        rerun: Callable[[Path], list[BadOperation]] | None = None,
+    ) -> None:
+        self._place = place
+        self._log = log
+        self._rerun = rerun
+        self._chosen: tuple[CallPackage, bool] | None = None
+        self._written: Path | None = None
+
+    def choose(self, package: CallPackage, *, reached: bool) -> None:
+        """Take the call to write.
+
+        Args:
+            package: The packed call.
+            reached: Whether the optimizer was about to get non-finite gradients.
+        """
+        self._chosen = package, reached
+
+    def write(self) -> None:
+        """Write the chosen call, if there is one and the recording exists."""
+        chosen = self._chosen
+        if chosen is None:
+            return
+        folder = self._place()
+        if folder is None:
+            return
+        self._chosen = None
+        Shield("writing the dump", "there is none")(self._write, folder, *chosen)
+
+    def give_up(self) -> bool:
+        """Drop a chosen call that could not be written; returns whether there was one."""
+        chosen = self._chosen
+        self._chosen = None
+        return chosen is not None
+
+    def run_again(self) -> None:
+        """Run the written call once more to name its operations."""
+        if self._rerun is None or self._written is None:
+            return
+        made = self._rerun(self._written)
+        if made:
+            self._log.event(OperationsEvent(folder=self._written.name, operations=tuple(made)))
+
+    def _write(self, folder: Path, package: CallPackage, reached: bool) -> None:
+        name = f"dump-{package.step}"
+        if rank():
+            name += f"-{rank()}"
+        package.write(folder / name)
+        self._written = folder / name
+        suspect = package.suspect
+        module = None
+        if suspect.call is not None:
+            module = suspect.call.label
+        self._log.event(
+            DumpEvent(
+                step=package.step,
+                site=suspect.site,
+                folder=name,
+                module=module,
+                value=suspect.value,
+                direction=suspect.direction,
+                reached=reached,
+            )
+        )
 
 
 def _spoils(optimizer: Optimizer) -> bool:
-    """Whether the step that an optimizer is about to make would write non-finite values into the parameters."""
-    skipped = getattr(
-        optimizer, "found_inf", None
-    )  # set by GradScaler on an optimizer that skips by itself
+    """Whether an optimizer is about to write non-finite values into the parameters."""
+    # GradScaler sets this on an optimizer that skips by itself.
+    skipped = getattr(optimizer, "found_inf", None)
     if isinstance(skipped, Tensor) and bool(skipped):
         return False
-    params: Iterable[Tensor] = (p for group in optimizer.param_groups for p in group["params"])
-    grads = [p.grad for p in params if p.grad is not None and not p.grad.is_sparse]
-    return any(bad(g) is not None for g in grads)
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            gradient = param.grad
+            if gradient is not None and not gradient.is_sparse and bad(gradient) is not None:
+                return True
+    return False

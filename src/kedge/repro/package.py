@@ -78,15 +78,15 @@ class CallPackage:
         self._inputs(call)
         for device, state in call.state.random.items():
             self._add(f"random.{device}", state)
-        for name, gradient in (
-            call.gradients.arrived.items() if self.suspect.direction == "backward" else ()
-        ):
-            self._add(f"grad.{name}", gradient.tensor)
+        if self.suspect.direction == "backward":
+            for name, gradient in call.gradients.arrived.items():
+                self._add(f"grad.{name}", gradient.tensor)
         self._note(call)
         if self.suspect.seen is not None:
             self.seen = counts(self.suspect.seen)
         self.script = _script(self, call, tied)
-        self._names, self._kept = {}, []
+        self._names = {}
+        self._kept = []
 
     def write(self, folder: Path) -> None:
         """Write the files, atomically: the folder has all of them or does not exist."""
@@ -97,8 +97,8 @@ class CallPackage:
                 "site": visible(self.suspect.site),
                 "step": str(self.step),
                 "notes": json.dumps(self.notes),
+                "seen": json.dumps(self.seen),
             }
-            about["seen"] = json.dumps(self.seen)
             save_file(self.tensors, temporary / TENSORS, metadata=about)
             (temporary / SCRIPT).write_text(self.script, encoding="utf-8")
             temporary.replace(folder)
@@ -118,11 +118,16 @@ class CallPackage:
         return SourceWriter(self._names, self.attribute)
 
     def _state(self, call: RecordedCall) -> dict[str, str]:
-        """Copy parameters and buffers; returns the further names of those with several, each with the first name."""
+        """Copy parameters and buffers.
+
+        Returns:
+            The further names of those with several, each with the first name.
+        """
         tied: dict[str, str] = {}
         first: dict[int, str] = {}
         for path, module in modules_in(call.module).items():
-            for kind, table in (("param", own_parameters(module)), ("buffer", own_buffers(module))):
+            tables = (("param", own_parameters(module)), ("buffer", own_buffers(module)))
+            for kind, table in tables:
                 for name, value in table.items():
                     full = f"{path}.{name}" if path else name
                     if value is None:
@@ -131,45 +136,49 @@ class CallPackage:
                         tied[full] = first[id(value)]
                         continue
                     first[id(value)] = full
-                    self._names[id(value)] = f"TENSORS[{f'{kind}.{full}'!r}]"
-                    self._add(f"{kind}.{full}", call.state.buffers.get((id(module), name), value))
+                    key = f"{kind}.{full}"
+                    self._names[id(value)] = f"TENSORS[{key!r}]"
+                    self._add(key, call.state.buffers.get((id(module), name), value))
         return tied
 
     def _inputs(self, call: RecordedCall) -> None:
         for name, kept in call.state.inputs.items():
             if not kept.intact:
+                what = f"{name}, which was changed in place since"
+                self._names[id(kept.tensor)] = f"missing({what!r})"
                 self.notes.append(
                     f"{name} was changed in place after the call began: its original value is lost"
                 )
-                self._names[id(kept.tensor)] = (
-                    f"missing({f'{name}, which was changed in place since'!r})"
-                )
                 continue
-            graded = ", graded=True" if kept.graded else ""
-            self._names[id(kept.tensor)] = f"tensor({name!r}{_layout(kept.tensor)}{graded})"
+            given = f"{name!r}{_layout(kept.tensor)}"
+            if kept.graded:
+                given += ", graded=True"
+            self._names[id(kept.tensor)] = f"tensor({given})"
             self._add(name, kept.tensor)
             if kept.version < 0:
                 self.notes.append(
-                    f"PyTorch does not count in-place changes of {name}: whether it was changed since is unknown"
+                    f"PyTorch does not count in-place changes of {name}: "
+                    "whether it was changed since is unknown"
                 )
 
     def _note(self, call: RecordedCall) -> None:
-        inner = [m for m in modules_in(call.module).values() if m is not call.module]
         for name, version in call.state.versions.items():
             param = own_parameters(call.module).get(name)
             if param is not None and version_of(param) != version:
                 self.notes.append(
-                    f"the parameter {name} was changed in place since the call; its new value is saved"
+                    f"the parameter {name} was changed in place since the call; "
+                    "its new value is saved"
                 )
-        if any(
-            m.training and own_buffers(m) and not _copied(call, m) for m in (call.module, *inner)
-        ):
+        modules = modules_in(call.module).values()
+        if not all(_has_copies(call, module) for module in modules if module.training):
             self.notes.append(
-                "buffers larger than 1 MiB were not copied before the call; they have their values from after it"
+                "buffers larger than 1 MiB were not copied before the call; "
+                "they have their values from after it"
             )
         if call.began:
             self.notes.append(
-                "the call had begun before it was recorded: whether it changed its inputs in place is unknown"
+                "the call had begun before it was recorded: "
+                "whether it changed its inputs in place is unknown"
             )
 
     def _add(self, name: str, value: Tensor) -> None:
@@ -197,19 +206,20 @@ class SuspectPackages:
         call = suspect.call
         if call is None or call.state.args is None:
             return
-        part = next((name for name, value in _tensors_of(call) if not is_whole(value)), None)
-        if part is not None:
-            suspect.why = (
-                f"{call.label or 'the model'} computes with {part}, of which this rank has only its part; "
-                "run the program in one process to keep the call"
-            )
-            return
+        model = call.label or "the model"
+        for name, value in _tensors_of(call):
+            if not is_whole(value):
+                suspect.why = (
+                    f"{model} computes with {name}, of which this rank has only its part; "
+                    "run the program in one process to keep the call"
+                )
+                return
         package = CallPackage(suspect, suspect.step, self._limit)
         try:
             package.pack(call)
         except TooLarge:
             limit = f"{self._limit / 2**30:.3g} GiB"
-            suspect.why = f"the inputs and parameters of {call.label or 'the model'} exceed the limit of {limit}"
+            suspect.why = f"the inputs and parameters of {model} exceed the limit of {limit}"
         else:
             self._packages[id(suspect)] = package
 
@@ -224,50 +234,55 @@ class SuspectPackages:
 
 
 def _tensors_of(call: RecordedCall) -> Iterator[tuple[str, Tensor]]:
-    yield from ((name, kept.tensor) for name, kept in call.state.inputs.items())
+    for name, kept in call.state.inputs.items():
+        yield name, kept.tensor
     yield from parameters_in(call.module).items()
     yield from buffers_in(call.module).items()
-    yield from (
-        (f"the gradient of its output {name}".rstrip(), kept.tensor)
-        for name, kept in call.gradients.arrived.items()
-    )
+    for name, kept in call.gradients.arrived.items():
+        yield f"the gradient of its output {name}".rstrip(), kept.tensor
 
 
-def _copied(call: RecordedCall, module: nn.Module) -> bool:
-    return all(
-        (id(module), n) in call.state.buffers
-        for n, b in own_buffers(module).items()
-        if b is not None
-    )
+def _has_copies(call: RecordedCall, module: nn.Module) -> bool:
+    """Whether all own buffers of a module were copied before a call."""
+    own = own_buffers(module)
+    copies = call.state.buffers
+    return all((id(module), name) in copies for name in own if own[name] is not None)
 
 
 def _layout(value: Tensor) -> str:
     value = own_part(value)
-    return "" if value.is_contiguous() else f", {tuple(value.stride())}"
+    if value.is_contiguous():
+        return ""
+    return f", {tuple(value.stride())}"
 
 
 def _script(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -> str:
     """Return the script: its head, the call, and the text of ``script.py``."""
     text = Path(__file__).with_name("script.py").read_text(encoding="utf-8")
-    head, rest = text.split(_MARK)[0], text[text.index(_NEXT) :]
+    head = text.split(_MARK)[0]
     imports = head[head.index("from __future__") :]
-    return f"{_docstring(package, call)}\n\n{imports}{_MARK}{'-' * 71}\n\n{_called(package, call, tied)}\n\n{rest}"
+    rest = text[text.index(_NEXT) :]
+    docstring = _docstring(package, call)
+    called = _called(package, call, tied)
+    return f"{docstring}\n\n{imports}{_MARK}{'-' * 71}\n\n{called}\n\n{rest}"
 
 
 def _docstring(package: CallPackage, call: RecordedCall) -> str:
     suspect = package.suspect
     what = _in_docstring(f"{call.label or 'the model'} ({type_of(call.module).__name__})")
     return (
-        f'"""Run {what} again as at step {package.step}, where its {suspect.direction} made the first {suspect.value}.\n\n'
+        f'"""Run {what} again as at step {package.step}, '
+        f"where its {suspect.direction} made the first {suspect.value}.\n\n"
         "    python replay.py [DEVICE]\n\n"
-        "It needs torch, safetensors, and what the module's own code imports. It names the first operation whose\n"
+        "It needs torch, safetensors, and what the module's own code imports. "
+        "It names the first operation whose\n"
         "result is not finite; the exit status is 0 if there was one.\n"
         '"""'
     )
 
 
 def _in_docstring(text: str) -> str:
-    """Return the source of a text of the program inside a docstring: it neither ends it nor begins an escape."""
+    """Return the source of a text inside a docstring: it neither ends it nor begins an escape."""
     return visible(text.replace("\\", "\\\\").replace('"', '\\"'))
 
 
@@ -275,62 +290,63 @@ def _called(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -
     writer = package.writer()
     rows, shared = _modules(call.module, writer)
     args, kwargs = call.state.args or ((), {})
-    given = f"    return {writer.write(tuple(args))}, {writer.write(dict(kwargs))}\n"
-    frozen = [n for n, p in parameters_in(call.module).items() if not p.requires_grad]
+    given = f"{writer.write(tuple(args))}, {writer.write(dict(kwargs))}"
+    params = parameters_in(call.module)
+    frozen = [name for name, param in params.items() if not param.requires_grad]
     folders, script = _places(call.module)
-    used = (
-        value.device
-        for value in (
-            *(kept.tensor for kept in call.state.inputs.values()),
-            *parameters_in(call.module).values(),
-        )
-    )
-    device = next((device for device in used if device.type != "cpu"), "cpu")
-    autocast = (
-        "{"
-        + ", ".join(
-            f'"{kind}": {dtype}' for kind, dtype in call.state.surroundings.autocast.items()
-        )
-        + "}"
-    )
+
+    used = [kept.tensor for kept in call.state.inputs.values()]
+    used += params.values()
+    devices = [value.device for value in used if value.device.type != "cpu"]
+    device = next(iter(devices), "cpu")
+    surroundings = call.state.surroundings
+    autocast = ", ".join(f'"{kind}": {dtype}' for kind, dtype in surroundings.autocast.items())
+    direction = package.suspect.direction
     return (
-        f'SITE, STEP, DIRECTION, DEVICE = {call.label!r}, {package.step}, "{package.suspect.direction}", "{device}"\n'
+        "SITE, STEP, DIRECTION, DEVICE = "
+        f'{call.label!r}, {package.step}, "{direction}", "{device}"\n'
         f"NOTES: list[str] = {_lines(package.notes)}\n"
-        f"FOLDERS: list[str] = {folders!r}\nSCRIPT = {script!r}\n"
-        f"SHARED: dict[str, str] = {shared!r}\nTIED: dict[str, str] = {dict(tied)!r}\nFROZEN: list[str] = {frozen!r}\n"
-        f"AUTOCAST: dict[str, torch.dtype] = {autocast}\nGRAD = {call.state.surroundings.grad}\n\n\n"
+        f"FOLDERS: list[str] = {folders!r}\n"
+        f"SCRIPT = {script!r}\n"
+        f"SHARED: dict[str, str] = {shared!r}\n"
+        f"TIED: dict[str, str] = {dict(tied)!r}\n"
+        f"FROZEN: list[str] = {frozen!r}\n"
+        f"AUTOCAST: dict[str, torch.dtype] = {{{autocast}}}\n"
+        f"GRAD = {surroundings.grad}\n\n\n"
         "def modules() -> list[tuple[str, str, str, bool, Any, list[str]]]:\n"
-        '    """Return for each module its name, class, training flag, attributes, and entries filled later or None."""\n'
+        '    """Return the modules to rebuild.\n\n'
+        "    Each has its name, class, training flag and attributes, "
+        "and the entries filled later or None.\n"
+        '    """\n'
         f"    return [\n{rows}    ]\n\n\n"
         "def arguments() -> tuple[tuple[Any, ...], dict[str, Any]]:\n"
-        f'    """Return the arguments of the call, by position and by name."""\n{given}\n'
+        '    """Return the arguments of the call, by position and by name."""\n'
+        f"    return {given}\n\n"
     )
 
 
 def _modules(root: nn.Module, writer: SourceWriter) -> tuple[str, dict[str, str]]:
-    """Return a row for each module, and the further names of shared modules, each with the first name."""
-    rows, shared, first, named = "", {}, dict[int, str](), named_modules(root)
+    """Return a row for each module, and the further names of shared ones with the first name."""
+    named = named_modules(root)
+    rows = ""
+    shared: dict[str, str] = {}
+    first: dict[int, str] = {}
     for name, module in named.items():
         if id(module) in first:
             shared[name] = first[id(module)]
             continue
         first[id(module)] = name
         kind = type_of(module)
+        source = map(repr, (name, kind.__module__, kind.__qualname__, module.training))
         own = ", ".join(f"{n!r}: {writer.write(v)}" for n, v in attributes(module).items())
-        source = (name, kind.__module__, kind.__qualname__, module.training)
-        rows += f"        ({', '.join(map(repr, source))}, {{{own}}}, {_entries(module)!r}),\n"
-    for (
-        name,
-        module,
-    ) in named.items():  # a module inside itself has its first name alone among these
-        inside = {
-            f"{name}.{own}".lstrip("."): child
-            for own, child in own_children(module).items()
-            if child is not None
-        }
-        shared.update(
-            (path, first[id(child)]) for path, child in inside.items() if path not in named
-        )
+        rows += f"        ({', '.join(source)}, {{{own}}}, {_entries(module)!r}),\n"
+
+    # A module inside itself has its first name alone among these.
+    for name, module in named.items():
+        for own, child in own_children(module).items():
+            path = f"{name}.{own}".lstrip(".")
+            if child is not None and path not in named:
+                shared[path] = first[id(child)]
     return rows, shared
 
 
@@ -344,7 +360,8 @@ def _places(root: nn.Module) -> tuple[list[str], str]:
     """Return the folders that the modules' classes are imported from, and the program's script."""
     folders: dict[str, None] = {}
     script = ""
-    for source in {type_of(m).__module__ for m in modules_in(root).values()}:
+    sources = {type_of(module).__module__ for module in modules_in(root).values()}
+    for source in sources:
         file = getattr(sys.modules.get(source), "__file__", None)
         if file is None:
             continue
@@ -363,4 +380,7 @@ def _above(file: Path, module: str) -> Path:
 
 
 def _lines(texts: list[str]) -> str:
-    return "[" + "".join(f"\n    {text!r}," for text in texts) + ("\n]" if texts else "]")
+    if not texts:
+        return "[]"
+    lines = "".join(f"    {text!r},\n" for text in texts)
+    return f"[\n{lines}]"

@@ -54,19 +54,19 @@ class SourceWriter:
             if id(value) not in self.names:
                 self.new(value)
             return self.names[id(value)]
-        if type(value) in _PLAIN:
-            return (
-                repr(value)
-                if not isinstance(value, (str, bytes)) or len(value) < _LONG
-                else self.lacking(value)
-            )
+        if isinstance(value, (str, bytes)) and len(value) >= _LONG:
+            return self.lacking(value)
+        if type(value) in _PLAIN or (type(value) is float and math.isfinite(value)):
+            return repr(value)
+        if type(value) is float:
+            return f'float("{value}")'
         if isinstance(value, _TORCH):
             return str(value)
-        if type(value) is float:
-            return repr(value) if math.isfinite(value) else f'float("{value}")'
         if isinstance(value, torch.device):
             return f'torch.device("{value}")'
-        return self._structure(value, depth) if depth < _DEEP else self.lacking(value)
+        if depth >= _DEEP:
+            return self.lacking(value)
+        return self._structure(value, depth)
 
     def lacking(self, value: Any) -> str:
         """Return the placeholder of a value that cannot be written."""
@@ -75,39 +75,39 @@ class SourceWriter:
         return f"missing({text!r})"
 
     def _structure(self, value: Any, depth: int) -> str:
-        kind, write = type(value), functools.partial(self.write, depth=depth + 1)
+        kind = type(value)
+        write = functools.partial(self.write, depth=depth + 1)
         if kind in _SEQUENCES:
             opening, closing = _SEQUENCES[kind]
-            comma = "," if kind is tuple and len(value) == 1 else ""
-            return opening + ", ".join(write(v) for v in value) + comma + closing
+            inside = ", ".join(map(write, value))
+            if kind is tuple and len(value) == 1:
+                inside += ","
+            return f"{opening}{inside}{closing}"
         if kind is dict:
             return "{" + ", ".join(f"{write(k)}: {write(v)}" for k, v in value.items()) + "}"
         if isinstance(value, functools.partial):
-            given = (
-                f", **{write(value.keywords)}" if value.keywords else ""
-            )  # any text can be such a name
-            return f"functools.partial({', '.join(map(write, (value.func, *value.args)))}{given})"
-        return imported(value) or self._named(value, depth)
+            given = list(map(write, (value.func, *value.args)))
+            if value.keywords:  # any text can be such a name
+                given.append(f"**{write(value.keywords)}")
+            return f"functools.partial({', '.join(given)})"
+        if imported(value):
+            return imported(value)
 
-    def _named(self, value: Any, depth: int) -> str:
-        """Return an enumeration's member or a named tuple as an expression with its class, other values as objects."""
-        made = imported(type(value))
+        made = imported(kind)
         if made and isinstance(value, enum.Enum):
             return f"{made}[{value.name!r}]"
         if made and isinstance(value, tuple) and hasattr(value, "_fields"):
-            return f"{made}({', '.join(self.write(v, depth + 1) for v in value)})"
+            return f"{made}({', '.join(map(write, value))})"
         return self._object(value, depth)
 
     def _object(self, value: Any, depth: int) -> str:
         """Return an object as an expression of its class and its attributes."""
         kind: Any = type(value)
-        plain = kind.__new__ is object.__new__ and isinstance(
-            getattr(value, "__dict__", None), dict
-        )
-        heap = kind.__flags__ & (
-            1 << 9
-        )  # a class defined in Python, so without state besides its attributes
-        if isinstance(value, nn.Module) or not (plain and heap and imported(kind)):
+        has_attributes = isinstance(getattr(value, "__dict__", None), dict)
+        plain = kind.__new__ is object.__new__ and has_attributes
+        # A class defined in Python has no state besides its attributes.
+        is_python = kind.__flags__ & (1 << 9)
+        if isinstance(value, nn.Module) or not (plain and is_python and imported(kind)):
             return self.lacking(value)
         if isinstance(value, Mapping) or hasattr(kind, "__slots__"):
             return self.lacking(value)
@@ -116,15 +116,14 @@ class SourceWriter:
 
 def imported(thing: Any) -> str:
     """Return the expression that imports an object; empty if it cannot be imported."""
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    module = getattr(thing, "__module__", None)
+    name = getattr(thing, "__qualname__", None)
     if not isinstance(name, str) or "<" in name:
         return ""
     last = name.rpartition(".")[2]
-    for home, own in (
-        (module, name),
-        ("torch", last),
-        ("torch.nn.functional", last),
-    ):  # torch.log has an inner name
+    # Functions such as torch.log have an inner name.
+    homes = ((module, name), ("torch", last), ("torch.nn.functional", last))
+    for home, own in homes:
         found: Any = sys.modules.get(home or "")
         for part in own.split("."):
             found = getattr(found, part, None)
@@ -134,12 +133,19 @@ def imported(thing: Any) -> str:
 
 
 def attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes that a module's own code has set, without parameters, buffers, modules, hooks and shards."""
-    own = {n: v for n, v in vars(module).items() if n not in _BARE and not n.startswith(SHARDING)}
+    """Return the attributes that a module's own code has set.
+
+    Parameters, buffers, modules, hooks and shards are not among them.
+    """
+    left_out = set(_BARE)
     if isinstance(module, nn.RNNBase):  # rebuilt from the parameters
-        own = {n: v for n, v in own.items() if n not in REBUILT}
-    return own
+        left_out |= set(REBUILT)
+    own = vars(module)
+    names = [name for name in own if name not in left_out and not name.startswith(SHARDING)]
+    return {name: own[name] for name in names}
 
 
 def _brief(value: Any) -> str:
-    return object.__repr__(value) if isinstance(value, Tensor) else reprlib.repr(value)
+    if isinstance(value, Tensor):
+        return object.__repr__(value)
+    return reprlib.repr(value)

@@ -1,4 +1,4 @@
-"""Runs a kept call once more in a process of its own, to name the operation that made the first non-finite value.
+"""Runs a kept call once more in a process of its own, to name the operation at fault.
 
 # Note [A process of its own]
 A forward of the program may print, count, draw random numbers or wait for other ranks. Run again
@@ -40,7 +40,7 @@ from torch import Tensor
 from kedge.flow import Act, Event
 from kedge.inspection.operations import Listing
 from kedge.json_input.classes import as_json, read_as
-from kedge.repro.finiteness import counts
+from kedge.repro.finiteness import Bad, counts
 from kedge.sites.site import Site
 from kedge.store.events import BadOperation
 from kedge.torch_internals.graph_task import current_node
@@ -49,7 +49,16 @@ PATIENCE = 60.0
 """Most seconds that a call may take; most of them go to importing torch and the program's modules."""
 
 _PLACING = frozenset(
-    {"masked_fill", "masked_fill_", "where", "setitem", "full", "full_like", "new_full", "fill_"}
+    {
+        "masked_fill",
+        "masked_fill_",
+        "where",
+        "setitem",
+        "full",
+        "full_like",
+        "new_full",
+        "fill_",
+    }
 )
 _MARK = "kedge found: "
 _PLACE_IN_RUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -68,14 +77,15 @@ def operations_of(folder: Path) -> list[BadOperation]:
     """
     if not sys.executable:
         return []
-    environment = {name: value for name, value in os.environ.items() if name not in _PLACE_IN_RUN}
-    environment["PYTHONPATH"] = os.pathsep.join(
-        each or os.curdir for each in sys.path if isinstance(each, str)
-    )
+    environment = dict(os.environ)
+    for name in _PLACE_IN_RUN:
+        environment.pop(name, None)
+    folders = [each or os.curdir for each in sys.path if isinstance(each, str)]
+    environment["PYTHONPATH"] = os.pathsep.join(folders)
     command = [sys.executable, "-B", "-P", "-m", "kedge.repro.rerun", str(folder)]
     quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     try:
-        ended = subprocess.run(  # noqa: S603 - this very Python, on a folder that this process has written
+        ended = subprocess.run(  # noqa: S603 - this very Python, on a folder of this process
             command,
             env=environment,
             stdout=subprocess.PIPE,
@@ -86,28 +96,29 @@ def operations_of(folder: Path) -> list[BadOperation]:
             **quiet,
         )
         _, mark, found = ended.stdout.rpartition(_MARK)
-        return [read_as(BadOperation, each) for each in json.loads(found)] if mark else []
-    except (
-        OSError,
-        ValueError,
-        subprocess.SubprocessError,
-        KeyboardInterrupt,
-    ):  # an interrupt ends the waiting too
+        if not mark:
+            return []
+        return [read_as(BadOperation, each) for each in json.loads(found)]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+    except KeyboardInterrupt:  # an interrupt ends the waiting too
         return []
 
 
 def rerun(folder: Path) -> list[BadOperation]:
     """Run the call of a dump again in this process; see `operations_of`."""
-    script, seen = _load(folder / "replay.py"), _seen(folder)
+    script = _load(folder / "replay.py")
+    seen = _seen(folder)
     if seen is None or not script.is_here(script.DEVICE):
         return []
     sys.path += [each for each in script.FOLDERS if each not in sys.path]
-    kept = load_file(folder / "tensors.safetensors")
-    script.TENSORS.update({name: tensor.to(script.DEVICE) for name, tensor in kept.items()})
-    module, listing = script.build(), BadOperationListing()
+    for name, tensor in load_file(folder / "tensors.safetensors").items():
+        script.TENSORS[name] = tensor.to(script.DEVICE)
+    module = script.build()
     args, kwargs = script.arguments()
     if script.LACKING:
         return []
+    listing = BadOperationListing()
     listing.add(module)
     script.set_random(script.DEVICE)
     with contextlib.ExitStack() as stack:
@@ -119,11 +130,9 @@ def rerun(folder: Path) -> list[BadOperation]:
     if script.DIRECTION == "backward":
         return listing.described(_spoiled(script, listing, output), script.SITE, "in.grad")
     own = [counts(tensor) for _, tensor in script.leaves(output, "")]
-    return (
-        listing.described(listing.made, script.SITE, "out")
-        if seen in (*listing.counted, *own)
-        else []
-    )
+    if seen not in (*listing.counted, *own):
+        return []
+    return listing.described(listing.made, script.SITE, "out")
 
 
 class BadOperationListing(Listing):
@@ -137,13 +146,13 @@ class BadOperationListing(Listing):
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: list[tuple[str, Key]] = []
+        self.made: list[tuple[Bad, Key]] = []
         self.counted: list[dict[str, int]] = []
         self.nodes: dict[Any, Key] = {}
-        self._given: dict[Key, tuple[set[str], set[Any]]] = {}
+        self._given: dict[Key, tuple[set[Bad | None], set[Any]]] = {}
 
     def bind(self, site: Site) -> Act:
-        """Return a function that lists the operations of one module, and checks their inputs and results."""
+        """Return a function that lists the operations of one module, and checks their values."""
         listed = super().bind(site)
 
         def act(value: Tensor, event: Event) -> None:
@@ -152,26 +161,40 @@ class BadOperationListing(Listing):
 
         return act
 
-    def described(self, made: list[tuple[str, Key]], label: str, kind: str) -> list[BadOperation]:
-        """Describe the first operation that made infinities and the first that made NaN, in this order.
+    def described(
+        self,
+        made: list[tuple[Bad, Key]],
+        label: str,
+        kind: str,
+    ) -> list[BadOperation]:
+        """Describe the first operation that made infinities, and the first that made NaN.
 
         Args:
             made: Operations, each with the kind of its value.
             label: The path of the module that was called.
             kind: The kind of their sites.
         """
-        listed, found = self.operations(), list[BadOperation]()
-        upto = next((i for i, (value, _) in enumerate(made) if value == "nan"), len(made) - 1)
-        for value in ("inf", "nan"):
-            key = next((key for each, key in made[: upto + 1] if each == value), None)
-            if key is None:
-                continue
+        first: dict[Bad, Key] = {}
+        for value, key in made:
+            first.setdefault(value, key)
+            if value == "nan":  # what comes after it are its consequences
+                break
+
+        listed = self.operations()
+        found = []
+        for value, key in first.items():
             row = self._rows[key]
             name = listed.name(row)
-            site = f"{label}{name}" if name.startswith("/") or not label else f"{label}.{name}"
-            operation = row.site.op[0] if row.site.op is not None else ""
-            made_it = BadOperation(site=f"{site}:{kind}", name=operation, value=value)
-            found.append(made_it if row.source is None else replace(made_it, **vars(row.source)))
+            if label and not name.startswith("/"):
+                name = f".{name}"
+            operation = BadOperation(
+                site=f"{label}{name}:{kind}",
+                name=_name_of(row.site),
+                value=value,
+            )
+            if row.source is not None:
+                operation = replace(operation, **vars(row.source))
+            found.append(operation)
         return found
 
     def _check(self, value: Tensor, node: Any, event: Event) -> None:
@@ -185,16 +208,23 @@ class BadOperationListing(Listing):
             return
         if kind:
             self.counted.append(counts(value))
-            name = own.op[0] if own.op is not None else ""
-            if kind not in kinds and not (kind == "inf" and name in _PLACING):
+            is_placed = kind == "inf" and _name_of(own) in _PLACING
+            if kind not in kinds and not is_placed:
                 self.made.append((kind, key))
         for each in _between(node, before):
             self.nodes.setdefault(each, key)
 
 
+def _name_of(site: Site) -> str:
+    if site.op is None:
+        return ""
+    return site.op[0]
+
+
 def _between(node: Any, before: set[Any]) -> Iterator[Any]:
     """Yield the nodes that an operation made, from its result back to the nodes of its inputs."""
-    waiting, known = [node], {None, *before}
+    waiting = [node]
+    known = {None, *before}
     while waiting:
         each = waiting.pop()
         if each not in known:
@@ -203,8 +233,15 @@ def _between(node: Any, before: set[Any]) -> Iterator[Any]:
             waiting += [earlier for earlier, _ in each.next_functions]
 
 
-def _spoiled(script: Any, listing: BadOperationListing, output: Any) -> list[tuple[str, Key]]:
-    """Run the backward, and return the operations with non-finite gradients; empty if any of them is unknown."""
+def _spoiled(
+    script: Any,
+    listing: BadOperationListing,
+    output: Any,
+) -> list[tuple[Bad, Key]]:
+    """Run the backward, and return the operations with non-finite gradients.
+
+    Nothing is returned if any of them is unknown.
+    """
     outputs, gradients = script.paired(output)
     if any(map(_bad, gradients)):
         return []
@@ -217,26 +254,33 @@ def _spoiled(script: Any, listing: BadOperationListing, output: Any) -> list[tup
 
     with Nodes() as seen:
         torch.autograd.backward(outputs, gradients)
-    known = [(kind, listing.nodes.get(node)) for kind, node in seen.found]
-    return (
-        [(kind, key) for kind, key in known if key is not None]
-        if all(key for _, key in known)
-        else []
-    )
+    spoiled = []
+    for kind, node in seen.found:
+        key = listing.nodes.get(node)
+        if key is None:
+            return []
+        spoiled.append((kind, key))
+    return spoiled
 
 
-def _bad(value: Tensor) -> str:
+def _bad(value: Tensor) -> Bad | None:
     if not (value.is_floating_point() or value.is_complex()):
-        return ""
+        return None
     found = counts(value)
-    return "nan" if found["nan"] else "inf" if found["inf"] else ""
+    if found["nan"]:
+        return "nan"
+    if found["inf"]:
+        return "inf"
+    return None
 
 
 def _seen(folder: Path) -> dict[str, int] | None:
-    """Return the counts of the non-finite value that were saved with the call; None if there are none."""
+    """Return the counts of the non-finite value that were saved with the call, if any."""
     with safe_open(folder / "tensors.safetensors", "pt") as file:
         seen = (file.metadata() or {}).get("seen")
-    return None if seen is None else dict(json.loads(seen))
+    if seen is None:
+        return None
+    return dict(json.loads(seen))
 
 
 def _load(path: Path) -> Any:
@@ -259,7 +303,8 @@ def main() -> None:
             Path(os.devnull).open("w") as nowhere,
         ):
             os.dup2(nowhere.fileno(), 1)
-            out.write(f"{_MARK}{json.dumps(as_json(rerun(Path(sys.argv[1]))))}\n")
+            found = rerun(Path(sys.argv[1]))
+            out.write(f"{_MARK}{json.dumps(as_json(found))}\n")
     finally:
         os._exit(0)  # in any case: exit handlers of the program's code must not run here
 

@@ -1,4 +1,4 @@
-"""Runs one call of one module again, alone, and names the first operation in it with a non-finite result.
+"""Runs one call of one module again, alone, and names its first operation with a non-finite result.
 
 This file is the text of the ``replay.py`` in every dump; the package of the call fills in the part
 marked below. It needs torch and safetensors, and can do without Kedge, so that a dump can be run
@@ -47,7 +47,10 @@ GRAD = True
 
 
 def modules() -> list[tuple[str, str, str, bool, Any, list[str]]]:
-    """Return for each module its name, class, training flag, attributes, and entries filled later or None."""
+    """Return the modules to rebuild.
+
+    Each has its name, class, training flag and attributes, and the entries filled later or None.
+    """
     return []
 
 
@@ -69,22 +72,25 @@ def tensor(
     """Return a saved tensor with its original memory layout."""
     value = TENSORS[name]
     if stride is not None:
-        value = torch.empty_strided(
-            value.shape, stride, dtype=value.dtype, device=value.device
-        ).copy_(value)
-    return (
-        value.requires_grad_().clone() if graded else value
-    )  # a leaf could not be changed in place
+        made = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device)
+        value = made.copy_(value)
+    if graded:  # a leaf could not be changed in place
+        value = value.requires_grad_().clone()
+    return value
 
 
 def missing(what: str) -> Any:
-    """Placeholder for a value that could not be written; replace the call with code that makes the value."""
+    """Placeholder for a value that could not be written; replace the call with code that makes it."""
     LACKING.append(what)
 
 
 def imported(module: str, name: str) -> Any:
     """Return an object, imported by its module and name."""
-    found: Any = script() if module == "__main__" else importlib.import_module(module)
+    found: Any = None
+    if module == "__main__":
+        found = script()
+    else:
+        found = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
     return found
@@ -99,17 +105,21 @@ def revived(kind: Any, attributes: dict[str, Any]) -> Any:
 
 @functools.cache
 def script() -> ModuleType:
-    """Import the program's own script without running the program: only its imports, definitions and constants."""
+    """Import the program's own script without running the program.
+
+    Only its imports, definitions and constants are run.
+    """
     spec = importlib.util.spec_from_file_location("replayed_script", SCRIPT)
     if spec is None:
         raise SystemExit(
-            f"the program's script {SCRIPT} cannot be imported; give the place of its classes in modules()"
+            f"the program's script {SCRIPT} cannot be imported; "
+            "give the place of its classes in modules()"
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules["replayed_script"] = module
     tree = ast.parse(Path(SCRIPT).read_text(encoding="utf-8"))
     tree.body = [node for node in tree.body if is_definition(node)]
-    exec(compile(tree, SCRIPT, "exec"), vars(module))  # noqa: S102 - the program's own file, as an import runs it
+    exec(compile(tree, SCRIPT, "exec"), vars(module))  # noqa: S102 - as an import runs it
     return module
 
 
@@ -117,52 +127,52 @@ def is_definition(node: ast.stmt) -> bool:
     """Whether a statement only defines something and runs nothing."""
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
         return not any(isinstance(inner, (ast.Call, ast.Await)) for inner in ast.walk(node))
-    return isinstance(
-        node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    )
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return isinstance(node, (ast.Import, ast.ImportFrom, *functions, ast.ClassDef))
 
 
 def build() -> nn.Module:
     """Rebuild the module: its classes without their constructors, then their contents."""
     made: dict[str, nn.Module] = {}
-    contents: dict[
-        str, nn.Module
-    ] = {}  # filled first, since a class's own code may fail on a module without contents
+    # Filled first, since a class's own code may fail on a module without contents.
+    contents: dict[str, nn.Module] = {}
     for name, source, kind, training, attributes, entries in modules():
         cls = imported(source, kind)
-        made[name], contents[name] = cls.__new__(cls), nn.Module().train(training)
+        made[name] = cls.__new__(cls)
+        contents[name] = nn.Module().train(training)
         vars(made[name]).update(attributes)
         if name:
             put(contents, name, "module", made[name])
-        for (
-            entry
-        ) in entries:  # None for now; so children are in their order, those that are shared too
+        # Entries are None for now; so children are in their order, those that are shared too.
+        for entry in entries:
             what, _, own = entry.partition(" ")
-            put(contents, f"{name}.{own}" if name else own, what, None)
+            path = f"{name}.{own}" if name else own
+            put(contents, path, what, None)
     for name, first in SHARED.items():
-        made[name], contents[name] = made[first], contents[first]
+        made[name] = made[first]
+        contents[name] = contents[first]
         put(contents, name, "module", made[first])
+
     furnish(contents)
     for name, module in made.items():
         vars(module).update(vars(contents[name]))
     for module in made.values():
         if isinstance(module, nn.RNNBase):
-            module.to(
-                next(module.parameters()).device
-            )  # where it is already: this rebuilds its list of weights
+            # It is there already: this rebuilds its list of weights.
+            module.to(next(module.parameters()).device)
     return made[""]
 
 
 def furnish(contents: dict[str, nn.Module]) -> None:
-    """Put parameters and buffers into their modules; a tensor that several modules shared is shared again."""
+    """Put parameters and buffers into their modules, and share again what several of them shared."""
     placed: dict[str, tuple[str, torch.Tensor]] = {}
-    for key in [k for k in TENSORS if k.startswith(("param.", "buffer."))]:
+    for key, value in TENSORS.items():
         kind, _, path = key.partition(".")
-        value = TENSORS[key]
         if kind == "param":
             trained = path not in FROZEN and (value.is_floating_point() or value.is_complex())
-            value = nn.Parameter(value, requires_grad=trained)
-        placed[path] = ("parameter" if kind == "param" else "buffer"), value
+            placed[path] = "parameter", nn.Parameter(value, requires_grad=trained)
+        elif kind == "buffer":
+            placed[path] = "buffer", value
     for path, first in TIED.items():
         placed[path] = placed[first]
     for path, (what, value) in placed.items():
@@ -176,9 +186,9 @@ def put(contents: dict[str, nn.Module], path: str, what: str, value: Any) -> Non
         getattr(contents[outer], f"register_{what}")(own, value)
         return
     # `register_module` refuses names of methods, such as `type`, which an assignment allows.
-    setattr(contents[outer], own, nn.Module() if value is None else value)
-    if value is None:
-        setattr(contents[outer], own, None)
+    if value is None:  # which is no module: the name is registered with one first
+        setattr(contents[outer], own, nn.Module())
+    setattr(contents[outer], own, value)
 
 
 # -- the check of every operation ----------------------------------------------------------------
@@ -196,7 +206,10 @@ _INFINITIES = 3
 
 
 class FirstBadOperations(TorchDispatchMode):
-    """Checks the result of every operation: keeps the first few infinities made of finite inputs, and the first NaN."""
+    """Checks the result of every operation.
+
+    It keeps the first few infinities made of finite inputs, and the first NaN.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -219,15 +232,25 @@ class FirstBadOperations(TorchDispatchMode):
         """Called when the backward begins with a node."""
         self.nodes[threading.get_ident()] = node
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         """Run one operation."""
+        kwargs = kwargs or {}
         if self.ended:
-            return func(*args, **(kwargs or {}))
-        given = tensors_in((args, kwargs or {}))
-        before, known = [figures(t) for t in given], {bad(t) for t in given}
-        result = func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
+        given = tensors_in((args, kwargs))
+        before = [figures(value) for value in given]
+        known = {bad(value) for value in given}
+        result = func(*args, **kwargs)
         name = str(func).removeprefix("aten.").partition(".")[0]
-        for made in tensors_in(result) if name not in _UNSET else ():
+        if name in _UNSET:
+            return result
+        for made in tensors_in(result):
             kind = bad(made)
             if kind and kind not in known:
                 self.note(kind, self.described(name, made, before))
@@ -243,29 +266,43 @@ class FirstBadOperations(TorchDispatchMode):
     def described(self, name: str, made: torch.Tensor, before: list[str]) -> str:
         """Describe the result, the inputs and the place of an operation."""
         wrong = int((~made.isfinite()).sum())
+        sources = "; ".join(before) or "nothing"
+        text = f"{name}: {wrong} of {made.numel()} elements, from {sources}"
         node = current_node() or self.nodes.get(threading.get_ident())
-        place = forward_line(node) if node is not None else line(traceback.extract_stack())
-        where = f", in {node.name()}, the backward" if node is not None else ""
-        text = f"{name}: {wrong} of {made.numel()} elements, from {'; '.join(before) or 'nothing'}{where}"
-        return f"{text}{' of' if where else ', at'}\n{place}" if place else text
+        if node is None:
+            place = line(traceback.extract_stack())
+            before_place = ", at"
+        else:
+            place = forward_line(node)
+            text += f", in {node.name()}, the backward"
+            before_place = " of"
+        if place:
+            text += f"{before_place}\n{place}"
+        return text
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the floating-point and complex tensors in a structure."""
+    found: list[torch.Tensor] = []
     if isinstance(value, torch.Tensor):
-        return [value] if value.is_floating_point() or value.is_complex() else []
-    if isinstance(value, dict):
-        value = list(value.values())
-    return (
-        [t for part in value for t in tensors_in(part)] if isinstance(value, (list, tuple)) else []
-    )
+        if value.is_floating_point() or value.is_complex():
+            found.append(value)
+    elif isinstance(value, dict):
+        for part in value.values():
+            found += tensors_in(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            found += tensors_in(part)
+    return found
 
 
 def bad(value: torch.Tensor) -> str:
-    """Return "nan" if a tensor holds a NaN, "inf" if it holds only infinities, and "" if all of it is finite."""
+    """Return "nan" if a tensor holds a NaN, "inf" if only infinities, and "" if all is finite."""
     if value.numel() == 0 or bool(value.isfinite().all()):
         return ""
-    return "nan" if bool(value.isnan().any()) else "inf"
+    if bool(value.isnan().any()):
+        return "nan"
+    return "inf"
 
 
 def figures(value: torch.Tensor) -> str:
@@ -274,25 +311,29 @@ def figures(value: torch.Tensor) -> str:
     if value.numel() == 0 or value.is_complex():
         return text
     finite = value[value.isfinite()].float()
-    within = f" in [{finite.min():.4g}, {finite.max():.4g}]" if finite.numel() else ""
-    return text + within + (f" and {bad(value)}" if bad(value) else "")
+    if finite.numel():
+        text += f" in [{finite.min():.4g}, {finite.max():.4g}]"
+    if bad(value):
+        text += f" and {bad(value)}"
+    return text
 
 
 def line(stack: traceback.StackSummary) -> str:
-    """Return the innermost line of a stack that is neither torch's nor this file's; empty if there is none."""
+    """Return the innermost line of a stack that is neither torch's nor this file's, if any."""
     inside = str(Path(torch.__file__).parent)
+    mine = Path(__file__).resolve()
     for frame in reversed(stack):
-        if (
-            not frame.filename.startswith((inside, "<"))
-            and Path(frame.filename).resolve() != Path(__file__).resolve()
-        ):
+        if frame.filename.startswith((inside, "<")):
+            continue
+        if Path(frame.filename).resolve() != mine:
             return f"    {frame.filename}:{frame.lineno}, in {frame.name}\n        {frame.line}"
     return ""
 
 
 def forward_line(node: Any) -> str:
-    """Return the line of the forward that made an autograd node, as recorded by anomaly mode; empty if unknown."""
-    inside, mine = str(Path(torch.__file__).parent), str(Path(__file__).resolve())
+    """Return the line of the forward that made an autograd node, if anomaly mode recorded it."""
+    inside = str(Path(torch.__file__).parent)
+    mine = str(Path(__file__).resolve())
     for frame in reversed(node.metadata.get("traceback_", [])):
         if f'"{inside}' not in frame and f'"{mine}"' not in frame:
             return str(frame).rstrip()
@@ -309,7 +350,8 @@ def run(module: nn.Module, device: str) -> FirstBadOperations:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.autograd.set_grad_enabled(GRAD))
         for kind, dtype in AUTOCAST.items():
-            stack.enter_context(torch.autocast(kind if device == DEVICE else device, dtype))
+            place = kind if device == DEVICE else device
+            stack.enter_context(torch.autocast(place, dtype))
         if DIRECTION == "backward":
             stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
         stack.enter_context(seen)
@@ -327,8 +369,13 @@ def run(module: nn.Module, device: str) -> FirstBadOperations:
 def paired(output: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the outputs and the gradients that reached them, in the same order."""
     named = dict(leaves(output, ""))
-    pairs = [(named[k.partition(".")[2]], v) for k, v in TENSORS.items() if k.startswith("grad.")]
-    return [o for o, _ in pairs], [g for _, g in pairs]
+    outputs = []
+    gradients = []
+    for key, gradient in TENSORS.items():
+        if key.startswith("grad."):
+            outputs.append(named[key.removeprefix("grad.")])
+            gradients.append(gradient)
+    return outputs, gradients
 
 
 def leaves(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
@@ -341,20 +388,23 @@ def leaves(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
         value = {field: getattr(value, field) for field in value.__dataclass_fields__}
     if isinstance(value, (list, tuple)):
         value = dict(enumerate(value))
-    parts = value.items() if hasattr(value, "items") else ()
-    return [
-        leaf for key, part in parts for leaf in leaves(part, f"{name}.{key}" if name else str(key))
-    ]
+    if not hasattr(value, "items"):
+        return []
+    found = []
+    for key, part in value.items():
+        inner = f"{name}.{key}" if name else str(key)
+        found += leaves(part, inner)
+    return found
 
 
 def set_random(device: str) -> None:
-    """Restore the state of the random number generators of the CPU, and of the device if it is of the original kind."""
-    for key in [k for k in TENSORS if k.startswith("random.")]:
-        place, state = key.partition(".")[2], TENSORS[key].cpu()
-        if place == "cpu":
-            torch.set_rng_state(state)
-        elif place == DEVICE and kind_of(place) == kind_of(device):
-            torch.get_device_module(device).set_rng_state(state, torch.device(device))
+    """Restore the random number generators of the CPU, and of a device of the original kind."""
+    for key, state in TENSORS.items():
+        if key == "random.cpu":
+            torch.set_rng_state(state.cpu())
+        elif key == f"random.{DEVICE}" and kind_of(DEVICE) == kind_of(device):
+            generators = torch.get_device_module(device)
+            generators.set_rng_state(state.cpu(), torch.device(device))
 
 
 def kind_of(device: str) -> str:
@@ -372,41 +422,53 @@ def is_here(device: str) -> bool:
 
 def shown(text: str) -> str:
     """Return a text of the program, such as a name, whose control characters can be seen."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
+    found = ""
+    for character in text:
+        if character.isprintable():
+            found += character
+        else:
+            found += character.encode("unicode_escape").decode("ascii")
+    return found
 
 
 def main() -> int:
     """Replay the call; the exit status is 0 if a non-finite value arose again."""
-    device = sys.argv[1] if len(sys.argv) > 1 else DEVICE if is_here(DEVICE) else "cpu"
-    print(
-        f"{shown(SITE) or 'the model'} at step {STEP}, {DIRECTION}, on {device}"
-        + ("" if device == DEVICE else f" (it was {DEVICE})")
-    )
+    device = "cpu"
+    if len(sys.argv) > 1:
+        device = sys.argv[1]
+    elif is_here(DEVICE):
+        device = DEVICE
+    head = f"{shown(SITE) or 'the model'} at step {STEP}, {DIRECTION}, on {device}"
+    if device != DEVICE:
+        head += f" (it was {DEVICE})"
+    print(head)
     for note in NOTES:
         print(f"note: {shown(note)}")
+
     sys.path += [folder for folder in FOLDERS if folder not in sys.path]
     kept = load_file(HERE / "tensors.safetensors")  # to the CPU: it does not know every device
-    TENSORS.update({name: tensor.to(device) for name, tensor in kept.items()})
+    for name, value in kept.items():
+        TENSORS[name] = value.to(device)
     module = build()
     set_random(device)
     if LACKING:
-        print(
-            "these values could not be written and are None; look for missing( in this file:",
-            *map(shown, LACKING),
-            sep="\n  ",
-        )
+        print("these values could not be written and are None; look for missing( in this file:")
+        for what in LACKING:
+            print(f"  {shown(what)}")
+
     seen = run(module, device)
     for kind, text in seen.found:
         print(f"{_NAMES[kind]} in the {DIRECTION}: {text}")
-    if not seen.found:
-        print(
-            f"no value was infinite or NaN in the {DIRECTION}: this call alone does not reproduce it. It depends on something\n"
-            "outside of the call, such as a global variable of the program, or on what the notes above name. Set that in this\n"
-            "file; or make it an argument of the module, and run with --dump again."
-        )
-    return 0 if seen.found else 1
+    if seen.found:
+        return 0
+    print(
+        f"no value was infinite or NaN in the {DIRECTION}: "
+        "this call alone does not reproduce it. It depends on something\n"
+        "outside of the call, such as a global variable of the program, "
+        "or on what the notes above name. Set that in this\n"
+        "file; or make it an argument of the module, and run with --dump again."
+    )
+    return 1
 
 
 _NAMES = {"inf": "an infinity", "nan": "the first NaN"}

@@ -1,4 +1,4 @@
-"""Finds the call that made the first non-finite value, while the program runs, from values seen in order.
+"""Finds the call that made the first non-finite value, from values seen as the program runs.
 
 # Note [The first one in time]
 Values are checked in the order in which the program makes them, so the error began at the first bad
@@ -74,27 +74,33 @@ class FirstBadSearch:
     habitual: set[str] = field(default_factory=set)
     task: int = -1
 
-    def saw_value(self, where: Where, call: RecordedCall, value: Bad, seen: Tensor) -> None:
+    def saw_value(
+        self,
+        where: Where,
+        call: RecordedCall,
+        value: Bad,
+        seen: Tensor,
+    ) -> None:
         """Take a non-finite input or output."""
         site = f"{call.label}:{where}"
         if value == "inf":
             self.infinite.add(site)
-        if (
-            value in self.forward
-            or "nan" in self.forward
-            or (value == "inf" and site in self.habitual)
-        ):
+        is_normal = value == "inf" and site in self.habitual
+        if value in self.forward or "nan" in self.forward or is_normal:
             return
         blamed = call if where == "out" else call.outer
-        why = (
-            _spoiled(blamed)
-            if blamed is not None
-            else f"the value came from outside of the model, at {site}"
-        )
+        why = f"the value came from outside of the model, at {site}"
+        if blamed is not None:
+            why = _spoiled(blamed)
         self._take(SuspectCall(blamed, "forward", value, site, self.step(), why, seen))
 
     def saw_gradient(
-        self, where: Where, calls: Iterable[RecordedCall], value: Bad, gradient: Tensor, task: int
+        self,
+        where: Where,
+        calls: Iterable[RecordedCall],
+        value: Bad,
+        gradient: Tensor,
+        task: int,
     ) -> None:
         """Take a non-finite gradient.
 
@@ -109,17 +115,17 @@ class FirstBadSearch:
         calls = list(calls)
         if not calls or "nan" in self.forward:
             return
-        known = self.backward if self.task == task else None
-        if known is not None and not self._nearer(known, where, calls[0], gradient):
+        if self.task == task and not self._is_nearer(where, calls[0], gradient):
             return
         self.task = task
         blamed = self._maker(where, calls)
-        site = f"{(blamed if blamed in calls else calls[0]).label}:{where}"
-        why = (
-            ""
-            if blamed is not None
-            else f"the gradient that entered {calls[0].label or 'the model'} was not finite"
-        )
+        seen_by = calls[0]
+        why = ""
+        if blamed is None:
+            why = f"the gradient that entered {seen_by.label or 'the model'} was not finite"
+        elif blamed in calls:
+            seen_by = blamed
+        site = f"{seen_by.label}:{where}"
         self._take(SuspectCall(blamed, "backward", value, site, self.step(), why, gradient))
 
     def choose(self, *, reached: bool) -> SuspectCall | None:
@@ -128,21 +134,30 @@ class FirstBadSearch:
         Args:
             reached: Whether the optimizer was about to get non-finite gradients.
         """
-        infinite, nan = self.forward.get("inf"), self.forward.get("nan")
+        infinite = self.forward.get("inf")
+        nan = self.forward.get("nan")
         if infinite is not None and (reached or nan is not None):
             return infinite
-        return nan or (self.backward if reached else None)
+        if nan is None and reached:
+            return self.backward
+        return nan
 
     def restart(self, *, sound: bool) -> None:
         """Forget the suspects; sites that were infinite in a sound step are so on purpose."""
         if sound:
             self.habitual |= self.infinite
-        self.forward, self.backward, self.infinite, self.task = {}, None, set(), -1
+        self.forward = {}
+        self.backward = None
+        self.infinite = set()
+        self.task = -1
 
     @property
     def suspects(self) -> list[SuspectCall]:
         """The suspects so far."""
-        return [*self.forward.values(), *([self.backward] if self.backward is not None else [])]
+        found = list(self.forward.values())
+        if self.backward is not None:
+            found.append(self.backward)
+        return found
 
     @property
     def open(self) -> bool:
@@ -157,42 +172,38 @@ class FirstBadSearch:
         if not suspect.why:
             self.keep(suspect)
 
-    def _nearer(
-        self, known: SuspectCall, where: Where, call: RecordedCall, gradient: Tensor
-    ) -> bool:
+    def _is_nearer(self, where: Where, call: RecordedCall, gradient: Tensor) -> bool:
         """Whether the same gradient, seen again, belongs to a call inside of the known one."""
+        known = self.backward
+        if known is None:
+            return True
         around = known.call is None or known.call in call.outside()
-        return (
-            known.seen is gradient
-            and where == "in.grad"
-            and around
-            and call.gradients.entered_finite
-        )
+        again = known.seen is gradient and where == "in.grad"
+        return again and around and call.gradients.entered_finite
 
     def _maker(self, where: Where, calls: list[RecordedCall]) -> RecordedCall | None:
         """Return the innermost call that made a gradient out of finite ones; None if there is none."""
-        first = calls[0]
-        inside = (
-            [] if where == "out.grad" else [call for call in calls if call.gradients.entered_finite]
-        )
-        return next(
-            (call for call in (*inside, *first.outside()) if call.gradients.entered_finite), None
-        )
+        possible = list(calls[0].outside())
+        if where != "out.grad":
+            possible = [*calls, *possible]
+        return next((call for call in possible if call.gradients.entered_finite), None)
 
 
 def _spoiled(call: RecordedCall) -> str:
-    """Describe a parameter or buffer that was non-finite before the call; empty if there is none."""
-    for name, value in (*parameters_in(call.module).items(), *buffers_in(call.module).items()):
-        if value.is_floating_point() and not usable(
-            value, masks=not isinstance(value, nn.Parameter)
-        ):
-            return f"{'.'.join(p for p in (call.label, name) if p)} was not finite before the call"
+    """Describe a parameter or buffer that was non-finite before the call, if there is one."""
+    tensors = {**parameters_in(call.module), **buffers_in(call.module)}
+    for name, value in tensors.items():
+        masks = not isinstance(value, nn.Parameter)
+        if value.is_floating_point() and not usable(value, masks=masks):
+            path = ".".join(filter(None, (call.label, name)))
+            return f"{path} was not finite before the call"
     return ""
 
 
 def usable(value: Tensor, *, masks: bool) -> bool:
     """Whether a tensor holds no NaN, and no infinity either unless `masks` allows it."""
     value = own_part(value.detach())
-    return bool(torch.isfinite(value.sum(dtype=torch.float32)).item()) or not bool(
-        (value.isnan() if masks else ~value.isfinite()).any()
-    )
+    if bool(torch.isfinite(value.sum(dtype=torch.float32)).item()):
+        return True
+    wrong = value.isnan() if masks else ~value.isfinite()
+    return not bool(wrong.any())

@@ -23,12 +23,9 @@ class BinaryColumn:
     @classmethod
     def of(cls, rows: Sequence[bytes]) -> BinaryColumn:
         """Return rows given as bytes."""
-        ends = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
-        return cls(
-            np.frombuffer(b"".join(rows), np.uint8),
-            np.concatenate([[0], ends[:-1]])[: len(rows)],
-            ends,
-        )
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        ends = np.cumsum(lengths)
+        return cls(np.frombuffer(b"".join(rows), np.uint8), ends - lengths, ends)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -38,7 +35,10 @@ class BinaryColumn:
         """The number of bytes of each row."""
         return self.ends - self.starts
 
-    def chosen(self, which: NDArray[np.integer] | NDArray[np.bool_] | slice) -> BinaryColumn:
+    def chosen(
+        self,
+        which: NDArray[np.integer] | NDArray[np.bool_] | slice,
+    ) -> BinaryColumn:
         """Return some of the rows."""
         return BinaryColumn(self.data, self.starts[which], self.ends[which])
 
@@ -47,10 +47,8 @@ class BinaryColumn:
         if np.array_equal(self.starts, self.ends):
             return [b""] * len(self)
         data = self.data
-        return [
-            data[a:b].tobytes()
-            for a, b in zip(self.starts.tolist(), self.ends.tolist(), strict=True)
-        ]
+        borders = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        return [data[start:end].tobytes() for start, end in borders]
 
     def compact(self) -> BinaryColumn:
         """Return the same rows with their bytes alone, one after the other."""
@@ -68,14 +66,14 @@ def joined(parts: Sequence[BinaryColumn]) -> BinaryColumn:
     """Return the rows of several parts as one."""
     if len(parts) == 1:
         return parts[0]
-    dense = [part.compact() for part in parts]
-    before = np.cumsum([0, *(len(part.data) for part in dense)])
-    return BinaryColumn(
-        np.concatenate([np.zeros(0, np.uint8), *(part.data for part in dense)]),
-        np.concatenate(
-            [np.zeros(0, np.int64), *(p.starts + b for p, b in zip(dense, before, strict=False))]
-        ),
-        np.concatenate(
-            [np.zeros(0, np.int64), *(p.ends + b for p, b in zip(dense, before, strict=False))]
-        ),
-    )
+    data = [np.zeros(0, np.uint8)]
+    starts = [np.zeros(0, np.int64)]
+    ends = [np.zeros(0, np.int64)]
+    before = 0
+    for part in parts:
+        dense = part.compact()
+        data.append(dense.data)
+        starts.append(dense.starts + before)
+        ends.append(dense.ends + before)
+        before += len(dense.data)
+    return BinaryColumn(np.concatenate(data), np.concatenate(starts), np.concatenate(ends))

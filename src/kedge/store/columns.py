@@ -41,9 +41,11 @@ def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the columns of several parts, one after the other."""
     if len(parts) == 1:
         return parts[0]
-    return {
-        name: list(chain(*(p[name] for p in parts)))
-        if isinstance(column, list)
-        else np.concatenate([p[name] for p in parts])
-        for name, column in parts[0].items()
-    }
+    columns: dict[str, Any] = {}
+    for name, first in parts[0].items():
+        each = [part[name] for part in parts]
+        if isinstance(first, list):
+            columns[name] = list(chain.from_iterable(each))
+        else:
+            columns[name] = np.concatenate(each)
+    return columns

@@ -1,8 +1,8 @@
-"""The events of a recording, the lines of ``events.jsonl``: each kind is one class here, and nothing else knows it as a text.
+"""The events of a recording, the lines of ``events.jsonl``.
 
-A class says what its lines contain, and how they are written and checked: see
-`kedge.json_input.classes`. What each kind means to readers of the file stands in
-docs/reference/recording.md.
+Each kind is one class here, and nothing else knows it as a text. A class says what its lines
+contain, and how they are written and checked: see `kedge.json_input.classes`. What each kind means
+to readers of the file stands in docs/reference/recording.md.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class JoinedEvent(RunEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnseenDetail:
-    """What is known of work that was not watched: what child processes did, or what failed and why."""
+    """What is known of work that was not watched: of child processes, or of what failed and why."""
 
     steps: Count | None = left_out(None)
     seconds: float | None = left_out(None)
@@ -108,7 +108,10 @@ class UnseenDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnseenEvent(RunEvent):
-    """Work of the program that could not be watched: ``children``, ``hook-tables``, or what ``failed``."""
+    """Work of the program that could not be watched.
+
+    It is of ``children`` or ``hook-tables``, or what ``failed``.
+    """
 
     kind = "unseen"
     what: str
@@ -270,7 +273,10 @@ class LossGraphEvent(RunEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossOperationEvent(RunEvent):
-    """From this step on a loss is made by another operation or on another line; any loss, of unknown ones, if it is None."""
+    """From this step on a loss is made by another operation or on another line.
+
+    It is any loss, of unknown ones, if it is None.
+    """
 
     kind = "loss-operation"
     step: int
@@ -284,7 +290,7 @@ class LossOperationEvent(RunEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadBackwardEvent(RunEvent):
-    """A backward pass of a finite loss, in a step that was not measured, left gradients that are not finite."""
+    """A backward pass of a finite loss left gradients that are not finite, in an unmeasured step."""
 
     kind = "bad-backward"
     step: int
@@ -389,7 +395,10 @@ class BadTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonfiniteAtEndEvent(RunEvent):
-    """Trained parameters, and buffers of their models, that are not finite at the end; the first of them are listed."""
+    """Trained parameters, and buffers of their models, that are not finite at the end.
+
+    The first of them are listed.
+    """
 
     kind = "nonfinite-at-end"
     step: int
@@ -407,7 +416,9 @@ class NonfiniteAtEndEvent(RunEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedEvent(RunEvent):
-    """The tensors that autograd keeps for backward in one step; without a total, only those of each module.
+    """The tensors that autograd keeps for backward in one step.
+
+    Without a total, only those of each module are known.
 
     Attributes:
         seconds: The time that recording them took.
@@ -425,7 +436,13 @@ class SavedEvent(RunEvent):
     seconds: float | None = left_out(None)
 
     @classmethod
-    def of(cls, account: SavedAccount, *, step: int, seconds: float | None = None) -> Self:
+    def of(
+        cls,
+        account: SavedAccount,
+        *,
+        step: int,
+        seconds: float | None = None,
+    ) -> Self:
         """Return the event that stores a full account."""
         sums = asdict(account.total)
         return cls(

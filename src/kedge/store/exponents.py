@@ -1,4 +1,4 @@
-"""Histograms of magnitudes by power of two: how near a site's numbers are to the limits of a number format.
+"""Histograms of magnitudes by power of two: how near numbers are to the limits of a format.
 
 # Note [Exponents]
 A step draws some elements of a value, evenly spread, and counts the finite non-zero ones among them
@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from kedge.errors import NotARecording
 from kedge.store.binary_column import BinaryColumn
 
-LOWEST, HIGHEST = -48, 31
+LOWEST = -48
+HIGHEST = 31
 SMALLEST_NORMAL = -126
 BUCKETS = HIGHEST - LOWEST + 4
 
@@ -29,7 +30,10 @@ _WIDE = 0x80
 _HALF_MOST = np.iinfo(np.uint16).max
 
 _FIRST = [bytes([i]) for i in range(BUCKETS)]
-_MAGNITUDE, _MANTISSA = np.uint32(0x7FFFFFFF), np.uint32(23)
+#: The bits of a float32 without its sign.
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+#: The number of bits of its mantissa.
+_MANTISSA = np.uint32(23)
 
 Counts = NDArray[np.int64]
 
@@ -55,7 +59,8 @@ def _buckets() -> NDArray[np.intp]:
     """Return the bucket of each of float32's 256 exponents; one past the last for non-finite numbers."""
     powers = np.arange(256) - 127
     buckets = np.clip(powers - LOWEST + 2, 1, BUCKETS - 1)
-    buckets[0], buckets[255] = 0, BUCKETS
+    buckets[0] = 0
+    buckets[255] = BUCKETS
     return buckets
 
 
@@ -80,18 +85,20 @@ def encode(counts: Counts) -> bytes:
 
 
 def count_runs(numbers: NDArray[np.float32], runs: NDArray[np.intp]) -> Counts:
-    """Return the number of finite non-zero elements of runs of numbers by their power of two, shape ``(runs, 83)``.
+    """Return the number of finite non-zero elements of runs of numbers by their power of two.
 
     Args:
         numbers: The numbers.
         runs: The start and end of each run, shape ``(runs, 2)``.
+
+    Returns:
+        Shape ``(runs, 83)``.
     """
     lengths = runs[:, 1] - runs[:, 0]
     run = np.repeat(np.arange(len(runs)), lengths)
     if len(run) != len(numbers):  # the runs are not contiguous
-        numbers = numbers[
-            np.arange(len(run)) + np.repeat(runs[:, 0] - (np.cumsum(lengths) - lengths), lengths)
-        ]
+        moved_by = runs[:, 0] - (np.cumsum(lengths) - lengths)
+        numbers = numbers[np.arange(len(run)) + np.repeat(moved_by, lengths)]
     magnitude = np.ascontiguousarray(numbers).view(np.uint32) & _MAGNITUDE
     bucket = np.where(magnitude == 0, BUCKETS, _BUCKET_OF[magnitude >> _MANTISSA])
     counts = np.bincount(run * (BUCKETS + 1) + bucket, minlength=len(runs) * (BUCKETS + 1))
@@ -99,27 +106,34 @@ def count_runs(numbers: NDArray[np.float32], runs: NDArray[np.intp]) -> Counts:
 
 
 def encode_all(counts: Counts) -> list[bytes]:
-    """Return many histograms as bytes, as :func:`encode` does one; no count may need more than two bytes."""
+    """Return many histograms as bytes, as :func:`encode` does one.
+
+    No count may need more than two bytes.
+    """
     held = counts > 0
-    firsts = held.argmax(axis=1)
-    lasts = BUCKETS - held[:, ::-1].argmax(axis=1)
-    content, width = counts.astype("<u2").tobytes(), 2 * BUCKETS
-    spans = zip((counts.sum(axis=1) > 0).tolist(), firsts.tolist(), lasts.tolist(), strict=True)
-    return [
-        _FIRST[first] + content[i * width + 2 * first : i * width + 2 * last] if some else b""
-        for i, (some, first, last) in enumerate(spans)
-    ]
+    firsts = held.argmax(axis=1).tolist()
+    lasts = (BUCKETS - held[:, ::-1].argmax(axis=1)).tolist()
+    content = counts.astype("<u2").tobytes()
+    histograms = [b""] * len(counts)
+    for i in np.flatnonzero(held.any(axis=1)).tolist():
+        first, last = firsts[i], lasts[i]
+        start = 2 * BUCKETS * i
+        histograms[i] = _FIRST[first] + content[start + 2 * first : start + 2 * last]
+    return histograms
 
 
 def decode(histogram: bytes) -> Counts:
     """Return the counts of one histogram, shape ``(83,)``; zeros for no bytes."""
     counts = np.zeros(BUCKETS, dtype=np.int64)
-    if histogram:
-        start = histogram[0] & ~_WIDE
-        width = 4 if histogram[0] & _WIDE else 2
-        number, rest = divmod(len(histogram) - 1, width)
-        _must_fit(rest == 0 and start + number <= BUCKETS)
-        counts[start : start + number] = np.frombuffer(histogram, f"<u{width}", offset=1)
+    if not histogram:
+        return counts
+    width = 2
+    if histogram[0] & _WIDE:
+        width = 4
+    start = histogram[0] & ~_WIDE
+    number, rest = divmod(len(histogram) - 1, width)
+    _must_fit(rest == 0 and start + number <= BUCKETS)
+    counts[start : start + number] = np.frombuffer(histogram, f"<u{width}", offset=1)
     return counts
 
 
@@ -156,12 +170,15 @@ def _decode_into(
 def _must_fit(fits: bool) -> None:
     if not fits:
         raise NotARecording(
-            "the recording is damaged: a histogram in it does not fit its buckets; record the run again"
+            "the recording is damaged: a histogram in it does not fit its buckets; "
+            "record the run again"
         )
 
 
 def quantile(counts: Counts, q: float) -> NDArray[np.float64]:
-    """Return an estimate of a quantile of the magnitudes, which are taken to be log-uniform within their bucket.
+    """Return an estimate of a quantile of the magnitudes.
+
+    They are taken to be log-uniform within their bucket.
 
     Args:
         counts: Histograms, shape ``(..., 83)``.
@@ -177,21 +194,25 @@ def quantiles(counts: Counts, qs: Sequence[float]) -> list[NDArray[np.float64]]:
     """Return estimates of several quantiles, as :func:`quantile` does of one."""
     borders = edges()
     # The open buckets are taken to be a factor of two wide, as their neighbours are.
-    borders[0], borders[-1] = borders[1] - 1, borders[-2] + 1
+    borders[0] = borders[1] - 1
+    borders[-1] = borders[-2] + 1
     upto = np.cumsum(counts, axis=-1)
     return [_located(counts, upto, q * upto[..., -1:], borders) for q in qs]
 
 
 def _located(
-    counts: Counts, upto: Counts, wanted: NDArray[np.floating], borders: NDArray[np.float64]
+    counts: Counts,
+    upto: Counts,
+    wanted: NDArray[np.floating],
+    borders: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Return the magnitude below which the wanted number of elements lie."""
     at = np.minimum((upto < wanted).sum(axis=-1), BUCKETS - 1)
     held = np.take_along_axis(counts, at[..., None], axis=-1)[..., 0]
     before = np.take_along_axis(upto, at[..., None], axis=-1)[..., 0] - held
     with np.errstate(invalid="ignore", divide="ignore"):
-        within = (wanted[..., 0] - before) / held
-        power = borders[at] + np.where(held > 0, within, np.nan) * (borders[at + 1] - borders[at])
+        within = np.where(held > 0, (wanted[..., 0] - before) / held, np.nan)
+        power = borders[at] + within * (borders[at + 1] - borders[at])
     return np.asarray(np.where(upto[..., -1] > 0, np.exp2(power), np.nan))
 
 
@@ -208,7 +229,8 @@ def below(counts: Counts, power: int) -> NDArray[np.float64]:
     place = int(np.searchsorted(edges(), power))
     if edges()[place] != power:
         raise ValueError(
-            f"2**{power} is inside a bucket; ask at {SMALLEST_NORMAL}, or from {LOWEST} to {HIGHEST + 1}"
+            f"2**{power} is inside a bucket; "
+            f"ask at {SMALLEST_NORMAL}, or from {LOWEST} to {HIGHEST + 1}"
         )
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(counts[..., :place].sum(axis=-1) / counts.sum(axis=-1))

@@ -76,7 +76,10 @@ class Follower:
 
 
 class Pace:
-    """The steps per second of a growing recording: in the last seconds or, after the end, in the whole run."""
+    """The steps per second of a growing recording.
+
+    They are those of the last seconds or, after the end, of the whole run.
+    """
 
     def __init__(self) -> None:
         self._reached: deque[tuple[float, int]] = deque()
@@ -92,19 +95,22 @@ class Pace:
             recording: The recording so far.
             now: The time in seconds.
         """
-        if recording.end is not None:
-            steps, seconds = recording.end.steps, recording.end.seconds
-            return steps / seconds if steps and seconds else None
-        if not len(recording.steps):
+        end = recording.end
+        if end is not None and end.steps and end.seconds:
+            return end.steps / end.seconds
+        if end is not None or not len(recording.steps):
             return None
-        reached, step = self._reached, int(recording.steps[-1])
+        reached = self._reached
+        step = int(recording.steps[-1])
         if reached and reached[-1][1] > step:  # another run replaced it
             reached.clear()
         reached.append((now, step))
         while len(reached) > 2 and now - reached[1][0] > PACED_OVER:
             reached.popleft()
-        (start, first), (end, last) = reached[0], reached[-1]
-        return (last - first) / (end - start) if end > start and last > first else None
+        first_time, first_step = reached[0]
+        if now <= first_time or step <= first_step:
+            return None
+        return (step - first_step) / (now - first_time)
 
 
 class _Run:
@@ -122,13 +128,14 @@ class _Run:
         """Return the recording so far; None if nothing is new."""
         ranks = read_ranks(self._folder) or (0,)
         fresh = [rank for rank in ranks if rank not in self._readers]
-        self._readers |= {rank: RankReader(self._folder, rank) for rank in fresh}
+        for rank in fresh:
+            self._readers[rank] = RankReader(self._folder, rank)
         readers = [self._readers[rank] for rank in sorted(self._readers)]
         news = [reader.read() for reader in readers]
         torn = [reader.torn for reader in readers]
         if self._has_read and not any(news) and not fresh and torn == self._torn:
             return None
-        self._has_read, self._torn = True, torn
-        return recording_of(
-            self._folder, self._manifest, [reader.share() for reader in readers], any(torn)
-        )
+        self._has_read = True
+        self._torn = torn
+        shares = [reader.share() for reader in readers]
+        return recording_of(self._folder, self._manifest, shares, any(torn))

@@ -34,11 +34,15 @@ class NumberFormat:
 
     def headroom(self, magnitude: float) -> float:
         """Return the number of doublings that a number can take before it overflows."""
-        return math.log2(self.largest / magnitude) if magnitude > 0 else math.inf
+        if magnitude <= 0:
+            return math.inf
+        return math.log2(self.largest / magnitude)
 
     def depth(self, magnitude: float) -> float:
         """Return the number of halvings that a number can take before it loses precision."""
-        return math.log2(magnitude / self.smallest_normal) if magnitude > 0 else -math.inf
+        if magnitude <= 0:
+            return -math.inf
+        return math.log2(magnitude / self.smallest_normal)
 
 
 _ALL = (

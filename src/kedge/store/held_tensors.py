@@ -1,4 +1,4 @@
-"""The tensors that autograd held over a step: which, how large, and from when to when; plain numbers.
+"""The tensors that autograd held over a step: which, how large, and when; plain numbers.
 
 # Note [Who bears a storage]
 Several saved tensors may share a storage. Its bytes count once: for the first of those that are
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from itertools import accumulate
-from operator import ge
 from typing import Any, NamedTuple
 
 from kedge.json_input.shape import Check, Misshapen, count, fields, list_of, nullable, text
@@ -85,28 +84,32 @@ class HeldTensors:
 
     def at(self, moment: int) -> Iterator[tuple[TensorKind, HeldSpan]]:
         """Yield the spans that are held at a moment, each with its kind."""
-        yield from (
-            (self.kinds[span.kind], span) for span in self.spans if span.begin <= moment < span.end
-        )
+        for span in self.spans:
+            if span.begin <= moment < span.end:
+                yield self.kinds[span.kind], span
 
     def bytes(self, moment: int) -> int:
         """Return the bytes held at a moment."""
-        return sum(span.bytes for _, span in self.at(moment)) + (
-            self.rest[moment] if self.rest else 0
-        )
+        listed = sum(span.bytes for _, span in self.at(moment))
+        if not self.rest:
+            return listed
+        return listed + self.rest[moment]
 
     def to_json(self) -> dict[str, Any] | None:
-        """Return the tensors as a recording stores them: each text once, and kinds as numbers of texts; None without any."""
+        """Return the tensors as a recording stores them; None without any.
+
+        It has each text once, and kinds as numbers of texts.
+        """
         if not self:
             return None
         known: dict[str, dict[Any, int]] = {name: {} for name in _COLUMNS}
-        kinds = [
-            [
-                known[name].setdefault(value, len(known[name]))
-                for name, value in zip(_COLUMNS, astuple(kind), strict=True)
-            ]
-            for kind in self.kinds
-        ]
+        kinds = []
+        for kind in self.kinds:
+            row = []
+            for name, value in zip(_COLUMNS, astuple(kind), strict=True):
+                numbers = known[name]
+                row.append(numbers.setdefault(value, len(numbers)))
+            kinds.append(row)
         texts = {name: list(values) for name, values in known.items()}
         texts["shape"] = [list(shape) for shape in texts["shape"]]
         return {
@@ -127,14 +130,15 @@ class HeldTensors:
             return NO_TENSORS
         held = _check_entry(value)
         columns = [held[name] for name in _COLUMNS]
-        lengths = [len(column) for column in columns]
-        if any(len(row) != len(lengths) or any(map(ge, row, lengths)) for row in held["kinds"]):
-            raise Misshapen("has a number without a text").within(".kinds")
-        kinds = tuple(
-            TensorKind(*(column[at] for column, at in zip(columns, row, strict=True)))
-            for row in held["kinds"]
-        )
-        return cls(kinds, tuple(map(HeldSpan._make, held["spans"])), held["rest"])
+        kinds = []
+        for row in held["kinds"]:
+            try:
+                texts = [column[at] for column, at in zip(columns, row, strict=True)]
+            except (IndexError, ValueError):
+                raise Misshapen("has a number without a text").within(".kinds") from None
+            kinds.append(TensorKind(*texts))
+        spans = tuple(map(HeldSpan._make, held["spans"]))
+        return cls(tuple(kinds), spans, held["rest"])
 
     def check(self, moments: int) -> None:
         """Check that the spans are of known kinds, and lie within so many moments.
@@ -142,13 +146,10 @@ class HeldTensors:
         Raises:
             Misshapen: They do not.
         """
-        if any(
-            span.kind >= len(self.kinds) or not span.begin < span.end <= moments
-            for span in self.spans
-        ):
-            raise Misshapen(f"has one without a kind, or outside of the {moments} moments").within(
-                ".spans"
-            )
+        for span in self.spans:
+            if span.kind >= len(self.kinds) or not span.begin < span.end <= moments:
+                problem = f"has one without a kind, or outside of the {moments} moments"
+                raise Misshapen(problem).within(".spans")
         if len(self.rest) not in (0, moments):
             raise Misshapen(f"has {len(self.rest)} sizes at {moments} moments").within(".rest")
 
@@ -177,7 +178,10 @@ _check_entry = fields(
 
 
 def limited(tensors: HeldTensors, moments: int, most: int = MOST_SPANS) -> HeldTensors:
-    """Return at most so many spans, the largest, with the bytes of the others added up for each moment."""
+    """Return at most so many spans, the largest.
+
+    The bytes of the others are added up for each moment.
+    """
     if len(tensors.spans) <= most:
         return tensors
     ordered = sorted(range(len(tensors.spans)), key=lambda place: -tensors.spans[place].bytes)
@@ -188,7 +192,9 @@ def limited(tensors: HeldTensors, moments: int, most: int = MOST_SPANS) -> HeldT
         changes[span.begin] += span.bytes
         changes[span.end] -= span.bytes
     numbers: dict[int, int] = {}
-    spans = tuple(span._replace(kind=numbers.setdefault(span.kind, len(numbers))) for span in kept)
-    return HeldTensors(
-        tuple(tensors.kinds[kind] for kind in numbers), spans, tuple(accumulate(changes[:-1]))
-    )
+    spans = []
+    for span in kept:
+        number = numbers.setdefault(span.kind, len(numbers))
+        spans.append(span._replace(kind=number))
+    kinds = tuple(tensors.kinds[kind] for kind in numbers)
+    return HeldTensors(kinds, tuple(spans), tuple(accumulate(changes[:-1])))

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,8 +28,7 @@ from kedge.store.events import (
     event_from,
 )
 from kedge.store.exponents import decode_all, encode
-from kedge.store.reading import shapes
-from kedge.store.reading.json_files import FORMAT, read_manifest, read_ranks
+from kedge.store.reading.json_files import FORMAT, SITE_SHAPE, read_manifest, read_ranks
 from kedge.store.reading.rank_reader import RankReader
 from kedge.store.reading.ranks import RankedTable, RankShare, assemble, of_rank
 from kedge.store.reading.table import SitesInOne, StatsTable, tabulate
@@ -80,16 +80,16 @@ class Recording:
         """
         if not isinstance(path, (str, os.PathLike)):
             raise WrongCall(
-                f'Recording.open({described(path)}): give the folder, as in kedge.Recording.open("run.kedge")'
+                f"Recording.open({described(path)}): give the folder, "
+                'as in kedge.Recording.open("run.kedge")'
             )
         folder = given_path(path)
         manifest = read_manifest(folder)
         readers = [RankReader(folder, rank) for rank in read_ranks(folder) or (0,)]
         for reader in readers:
             reader.read()
-        return recording_of(
-            folder, manifest, [reader.share() for reader in readers], any(r.torn for r in readers)
-        )
+        truncated = any(reader.torn for reader in readers)
+        return recording_of(folder, manifest, [reader.share() for reader in readers], truncated)
 
     @classmethod
     def build(
@@ -117,9 +117,9 @@ class Recording:
         return cls(
             path=Path(),
             manifest=dict(manifest or {}),
-            roots=tuple(root if isinstance(root, Root) else root_from(root) for root in roots),
+            roots=tuple(map(_built_root, roots)),
             sites=known,
-            events=tuple(e if isinstance(e, RunEvent) else event_from(e) for e in events),
+            events=tuple(map(_built_event, events)),
             truncated=False,
             table=_built_table([_built_row(row, ids) for row in rows], known),
         )
@@ -163,27 +163,33 @@ class Recording:
 
     def rank_of(self, event: RunEvent) -> int:
         """Return the rank that wrote an event."""
-        return self.ranks[0] if event.rank is None else event.rank
+        if event.rank is None:
+            return self.ranks[0]
+        return event.rank
 
     @property
     def end(self) -> EndEvent | None:
         """The end of the lowest rank; None while the program runs and after a kill."""
-        ends = [end for end in self.of(EndEvent) if self.rank_of(end) == self.ranks[0]]
-        return ends[-1] if ends else None
+        for end in reversed(self.of(EndEvent)):
+            if self.rank_of(end) == self.ranks[0]:
+                return end
+        return None
 
     @property
     def stopped(self) -> StoppedEvent | None:
-        """The event of a failure to write, after which the program went on unrecorded; None without one."""
+        """The event of a failure to write, after which the program went on unrecorded, if any."""
         return next(iter(self.of(StoppedEvent)), None)
 
     @property
     def saved(self) -> SavedEvent | None:
-        """The newest event about saved tensors; a full account has precedence over totals of modules."""
+        """The newest event about saved tensors, a full account if there is one."""
         found = self.of(SavedEvent)
         full = [event for event in found if event.total is not None]
         own = [event for event in full if self.rank_of(event) == self.ranks[0]]
         chosen = own or full or found
-        return chosen[-1] if chosen else None
+        if not chosen:
+            return None
+        return chosen[-1]
 
     @property
     def ledger(self) -> tuple[LedgerLine, ...]:
@@ -191,12 +197,15 @@ class Recording:
 
         In a run of several ranks, the sites that fired on none of them.
         """
-        entries = [entry for event in self.of(LedgerEvent) for entry in event.sites]
+        entries = list(chain.from_iterable(event.sites for event in self.of(LedgerEvent)))
         if not isinstance(self.table, RankedTable):
             return tuple(entries)
-        known = ((entry, self._by_text.get(entry.site)) for entry in entries)
-        silent = [entry for entry, site in known if site is None or not len(self.rows(site))]
-        return tuple({entry.site: entry for entry in (*silent, *reversed(silent))}.values())
+        silent: dict[str, LedgerLine] = {}
+        for entry in entries:
+            site = self._by_text.get(entry.site)
+            if site is None or not len(self.rows(site)):
+                silent.setdefault(entry.site, entry)
+        return tuple(silent.values())
 
     def site(self, text: str) -> SiteInfo:
         """Return a site by its text; ``layer4`` is ``layer4:out``.
@@ -212,24 +221,25 @@ class Recording:
 
     def rows(self, site: SiteInfo | str) -> Rows:
         """Return all rows of a site, one per step, including light steps."""
-        found = self.site(site) if isinstance(site, str) else site
-        if found.id not in self._rows:
-            self._rows[found.id] = self.all_rows.of(found.id)
-        return self._rows[found.id]
+        if isinstance(site, str):
+            site = self.site(site)
+        if site.id not in self._rows:
+            self._rows[site.id] = self.all_rows.of(site.id)
+        return self._rows[site.id]
 
     @cached_property
     def all_rows(self) -> SitesInOne:
-        """The rows of all sites, one after the other in the order of their numbers; see Note [One table]."""
+        """The rows of all sites in the order of their numbers; see Note [One table]."""
         return self.table.all(self._numbers)
 
     @cached_property
     def _numbers(self) -> int:
-        """The number after the highest of a site: more than there are sites if some of them were chosen."""
+        """The number after the highest of a site, which is more than the sites if some were chosen."""
         return max((site.id for site in self.sites), default=-1) + 1
 
     @cached_property
     def derived(self) -> dict[Any, Any]:
-        """What was derived from this recording and is asked for again, by the function that derives it."""
+        """What was derived from this recording, by the function that derives it."""
         return {}
 
     def series(self, site: SiteInfo | str, statistic: str) -> Floats:
@@ -239,13 +249,14 @@ class Recording:
             site: A site of this recording, or its text.
             statistic: One of ``STATISTICS``.
         """
+        if isinstance(site, str):
+            site = self.site(site)
         rows = self.rows(site)
         full = rows.level == FULL
         if statistic in QUANTILES:  # the histograms of all sites would take too much memory
             known = rows.statistic(statistic)
         else:
-            found = self.site(site) if isinstance(site, str) else site
-            known = self.all_rows.part(self.statistic(statistic), found.id)
+            known = self.all_rows.part(self.statistic(statistic), site.id)
         if len(rows) == len(self.steps) and full.all():
             return known
         values = np.full(len(self.steps), np.nan)
@@ -253,20 +264,25 @@ class Recording:
         return values
 
     def matrix(self, sites: Sequence[SiteInfo | None], statistic: str) -> Floats:
-        """Return one statistic of many sites, as `series` does of one: a row a site, NaN where there is none."""
-        numbers = np.array([-1 if site is None else site.id for site in sites], dtype=np.int64)
+        """Return one statistic of many sites, as `series` does of one.
+
+        It has a line for each site, NaN where there is none.
+        """
         table = np.full((len(sites), len(self.steps)), np.nan)
         if not table.size:
             return table
-        every = self.statistic(statistic)
-        line = np.full(self._numbers + 1, -1)
-        line[numbers] = np.arange(len(sites))
-        line[-1] = -1
-        full = np.flatnonzero((self.all_rows.rows.level == FULL) & (line[self.all_rows.site] >= 0))
-        column = np.searchsorted(self.steps, self.all_rows.rows.step[full])
-        table[line[self.all_rows.site[full]], column] = every[full]
-        again = line[numbers] != np.arange(len(sites))  # a site that stands here twice
-        table[again & (numbers >= 0)] = table[line[numbers[again & (numbers >= 0)]]]
+        # The line of each site by its number; of one that stands here twice it is the last.
+        line = np.full(self._numbers, -1)
+        for place, site in enumerate(sites):
+            if site is not None:
+                line[site.id] = place
+        every = self.all_rows
+        full = np.flatnonzero((every.rows.level == FULL) & (line[every.site] >= 0))
+        column = np.searchsorted(self.steps, every.rows.step[full])
+        table[line[every.site[full]], column] = self.statistic(statistic)[full]
+        for place, site in enumerate(sites):
+            if site is not None and line[site.id] != place:
+                table[place] = table[line[site.id]]
         return table
 
     def statistic(self, name: str) -> Floats:
@@ -286,16 +302,23 @@ class Recording:
             The steps, the number of values that each channel had in each of them, and a bool for
             every step and channel.
         """
-        rows, channels = (
-            self.rows(site),
-            (self.site(site) if isinstance(site, str) else site).channels or 0,
-        )
-        width, held = (channels + 7) // 8, rows.held("active")
-        tracked = np.flatnonzero(held.lengths == width) if width else np.zeros(0, dtype=np.int64)
+        if isinstance(site, str):
+            site = self.site(site)
+        rows = self.rows(site)
+        held = rows.held("active")
+        channels = site.channels or 0
+        width = (channels + 7) // 8
+        tracked = np.zeros(0, dtype=np.int64)
+        if width:
+            tracked = np.flatnonzero(held.lengths == width)
         bits = np.unpackbits(held.chosen(tracked).matrix(width), axis=1, count=channels)
         return rows.step[tracked], rows.count[tracked] // max(channels, 1), bits.astype(bool)
 
-    def exponents(self, site: SiteInfo | str, steps: Ints | None = None) -> tuple[Ints, Ints]:
+    def exponents(
+        self,
+        site: SiteInfo | str,
+        steps: Ints | None = None,
+    ) -> tuple[Ints, Ints]:
         """Return the histograms of magnitudes of a site, for each step that drew elements.
 
         Args:
@@ -333,66 +356,72 @@ def recording_of(
     folder: Path, manifest: Entry, shares: Sequence[RankShare], truncated: bool
 ) -> Recording:
     """Return the recording of several ranks, the lowest first."""
+    table: StatsTable | RankedTable
+    events = list(shares[0].events)
     if len(shares) == 1:
-        only = shares[0]
-        return Recording(
-            folder, manifest, only.roots, only.sites, only.events, truncated, only.table
-        )
-    roots, sites, table = assemble(shares)
-    events = tuple(
-        event for place, share in enumerate(shares) for event in _signed(share, others=place > 0)
-    )
-    return Recording(folder, manifest, roots, sites, events, truncated, table)
+        roots = shares[0].roots
+        sites = shares[0].sites
+        table = shares[0].table
+    else:
+        roots, sites, table = assemble(shares)
+        for share in shares[1:]:
+            events += [replace(event, rank=share.rank) for event in share.events]
+    return Recording(folder, manifest, roots, sites, tuple(events), truncated, table)
 
 
 def _name(path: Path) -> str:
     return path.name or "this recording"
 
 
-def _signed(share: RankShare, *, others: bool) -> Iterable[RunEvent]:
-    """Return the events of a rank, each with its ``rank`` if others come before it."""
-    if not others:
-        return share.events
-    return [replace(event, rank=share.rank) for event in share.events]
-
-
 def _ranks_named(ranks: tuple[int, ...]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks))}"
 
 
 def _built_table(
     rows: list[dict[str, Any]], sites: tuple[SiteInfo, ...]
 ) -> StatsTable | RankedTable:
-    ranks = sorted({row.get("rank", 0) for row in rows})
-    if len(ranks) < 2:
+    by_rank: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_rank.setdefault(row.get("rank", 0), []).append(row)
+    if len(by_rank) < 2:
         return tabulate(rows)
-    own = [[row for row in rows if row.get("rank", 0) == rank] for rank in ranks]
-    return assemble(
-        [
-            RankShare(rank, (), sites, (), tabulate(held))
-            for rank, held in zip(ranks, own, strict=True)
-        ]
-    )[2]
+    shares = []
+    for rank, held in by_rank.items():
+        shares.append(RankShare(rank, (), sites, (), tabulate(held)))
+    _, _, table = assemble(shares)
+    return table
+
+
+def _built_root(root: Root | Entry) -> Root:
+    if isinstance(root, Root):
+        return root
+    return root_from(root)
+
+
+def _built_event(event: RunEvent | Entry) -> RunEvent:
+    if isinstance(event, RunEvent):
+        return event
+    return event_from(event)
 
 
 def _built_site(position: int, site: SiteInfo | Entry | str) -> SiteInfo:
     if isinstance(site, SiteInfo):
         return site
-    entry = {"site": site} if isinstance(site, str) else site
-    return site_from(shapes.SITE({"id": position, **entry}))
+    if isinstance(site, str):
+        site = {"site": site}
+    return site_from(SITE_SHAPE({"id": position, **site}))
 
 
 def _built_row(row: Entry, ids: Mapping[str, int]) -> dict[str, Any]:
-    site, active, counts = row["site"], row.get("active", b""), row.get("exponents", b"")
-    bits = (
-        active
-        if isinstance(active, bytes)
-        else np.packbits(np.asarray(active, dtype=bool)).tobytes()
-    )
-    histogram = counts if isinstance(counts, bytes) else encode(np.asarray(counts))
-    return {
-        **row,
-        "site": ids[site] if isinstance(site, str) else site,
-        "active": bits,
-        "exponents": histogram,
-    }
+    site = row["site"]
+    if isinstance(site, str):
+        site = ids[site]
+    active = row.get("active", b"")
+    if not isinstance(active, bytes):
+        active = np.packbits(np.asarray(active, dtype=bool)).tobytes()
+    exponents = row.get("exponents", b"")
+    if not isinstance(exponents, bytes):
+        exponents = encode(np.asarray(exponents))
+    return {**row, "site": site, "active": active, "exponents": exponents}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
@@ -75,10 +76,10 @@ class Rows:
 
     @cached_property
     def has_nan(self) -> Bools:
-        """Whether an element is a NaN and not every bad one an infinity, for each row; false where all are finite.
+        """Whether an element is a NaN and not every bad one an infinity, for each row.
 
-        Where NaN were not counted, the figures tell: a NaN makes every figure of its row NaN, so
-        one that is infinite shows that there is none.
+        It is false where all are finite. Where NaN were not counted, the figures tell: a NaN makes
+        every figure of its row NaN, so one that is infinite shows that there is none.
         """
         figures = np.isnan(np.stack([self.sum, self.sumsq, self.min, self.max])).any(axis=0)
         return np.where(self.nan < 0, figures & ~_shows_no_nan(self), self.nan > 0)
@@ -111,7 +112,12 @@ class Rows:
 
 
 def clean(
-    count: Ints, total: Floats, sumsq: Floats, low: Floats, high: Floats, nonfinite: Ints
+    count: Ints,
+    total: Floats,
+    sumsq: Floats,
+    low: Floats,
+    high: Floats,
+    nonfinite: Ints,
 ) -> Bools:
     """Whether the elements of each row are known to be finite.
 
@@ -134,9 +140,11 @@ class LazyRows(Rows):
                 f"rows have no {name!r}; they have {', '.join(Rows.__dataclass_fields__)}"
             )
         values = self.__dict__["_columns"][name]
-        gathered = tuple(values.each()) if name in _JOINED else _number(values)
-        self.__dict__[name] = gathered
-        return gathered
+        if name in _JOINED:
+            self.__dict__[name] = tuple(values.each())
+        else:
+            self.__dict__[name] = _number(values)
+        return self.__dict__[name]
 
     def held(self, name: str) -> BinaryColumn:
         """Return ``active`` or ``exponents`` of all rows."""
@@ -156,58 +164,69 @@ def merge(columns: Mapping[str, Any]) -> Rows:
     if not np.any(step[1:] <= step[:-1]):
         return LazyRows(columns)
     order = np.argsort(step, kind="stable")
-    numbers = {
-        name: columns[name][order] for name in Rows.__dataclass_fields__ if name not in _JOINED
-    }
-    starts = np.flatnonzero(np.diff(numbers["step"], prepend=numbers["step"][0] - 1))
-    return _reduced(numbers, {name: columns[name].chosen(order) for name in _JOINED}, starts)
+    ordered: dict[str, Any] = {}
+    for name in Rows.__dataclass_fields__:
+        if name in _JOINED:
+            ordered[name] = columns[name].chosen(order)
+        else:
+            ordered[name] = columns[name][order]
+    starts = np.flatnonzero(np.diff(ordered["step"], prepend=ordered["step"][0] - 1))
+    return reduced(ordered, starts)
 
 
 def reduced(columns: Mapping[str, Any], starts: Ints) -> Rows:
-    """Return one row for each group of rows, which begin at ``starts``; columns as in `merge`, in order."""
-    numbers = {name: columns[name] for name in Rows.__dataclass_fields__ if name not in _JOINED}
-    merged = _reduced(numbers, {name: columns[name] for name in _JOINED}, starts)
-    held = {name: BinaryColumn.of(getattr(merged, name)) for name in _JOINED}
-    return LazyRows({**{name: getattr(merged, name) for name in numbers}, **held})
+    """Return one row for each group of rows.
 
-
-def _reduced(
-    numbers: Mapping[str, NDArray[Any]], bytes_: Mapping[str, BinaryColumn], starts: Ints
-) -> Rows:
-    merged: dict[str, Any] = {
-        name: _number(values) for name, values in _reduce(numbers, starts).items()
-    }
+    Args:
+        columns: The columns as in `merge`, in order.
+        starts: The places at which the groups begin.
+    """
+    merged: dict[str, Any] = {}
+    for name, values in _reduced_numbers(columns, starts).items():
+        merged[name] = _number(values)
     for name in _JOINED:
-        merged[name] = tuple(_reduce_bytes(name, bytes_[name].each(), starts))
-    return Rows(**merged)
+        merged[name] = BinaryColumn.of(_reduced_bytes(name, columns[name].each(), starts))
+    return LazyRows(merged)
 
 
 def _number(values: NDArray[Any]) -> NDArray[Any]:
-    return values.astype(np.float64 if values.dtype.kind == "f" else np.int64, copy=False)
+    if values.dtype.kind == "f":
+        return values.astype(np.float64, copy=False)
+    return values.astype(np.int64, copy=False)
 
 
-def _reduce(columns: Mapping[str, NDArray[Any]], starts: Ints) -> dict[str, NDArray[Any]]:
-    """Return one row for each group of rows, which begin at ``starts``."""
-    c = columns
-    known = clean(c["count"], c["sum"], c["sumsq"], c["min"], c["max"], c["nonfinite"])
+def _reduced_numbers(
+    columns: Mapping[str, Any],
+    starts: Ints,
+) -> dict[str, NDArray[Any]]:
+    known = clean(
+        columns["count"],
+        columns["sum"],
+        columns["sumsq"],
+        columns["min"],
+        columns["max"],
+        columns["nonfinite"],
+    )
     merged: dict[str, NDArray[Any]] = {
-        "step": c["step"][starts],
-        "level": np.maximum.reduceat(c["level"], starts),
+        "step": columns["step"][starts],
+        "level": np.maximum.reduceat(columns["level"], starts),
+        "calls": np.add.reduceat(columns["calls"].astype(np.int64), starts),
+        "count": np.add.reduceat(columns["count"], starts),
     }
-    merged["calls"] = np.add.reduceat(c["calls"].astype(np.int64), starts)
-    merged["count"] = np.add.reduceat(c["count"], starts)
     with np.errstate(invalid="ignore", over="ignore"):
         for name, ufunc, neutral in _FLOATS:
-            merged[name] = _reduce_measured(
-                c[name], np.isnan(c[name]) & known, starts, (ufunc, neutral)
-            )
+            values = columns[name]
+            absent = np.isnan(values) & known
+            total = ufunc.reduceat(np.where(absent, neutral, values), starts)
+            merged[name] = np.where(np.logical_and.reduceat(absent, starts), np.nan, total)
     for name in ("nonzero", "nonfinite", "nan", "sampled", "saturated"):
-        absent = c[name] < 0
-        total = np.add.reduceat(np.where(absent, 0, c[name]).astype(np.int64), starts)
+        values = columns[name]
+        absent = values < 0
+        total = np.add.reduceat(np.where(absent, 0, values).astype(np.int64), starts)
         merged[name] = np.where(np.logical_and.reduceat(absent, starts), -1, total)
     # If a non-finite part did not count such elements, the whole has no count of them.
     for name in ("nonfinite", "nan"):
-        lost = np.logical_or.reduceat(~known & (c[name] < 0), starts)
+        lost = np.logical_or.reduceat(~known & (columns[name] < 0), starts)
         merged[name] = np.where(lost, -1, merged[name])
     return merged
 
@@ -221,19 +240,15 @@ _FLOATS = (
 )
 
 
-def _reduce_measured(
-    values: Floats, absent: Bools, starts: Ints, how: tuple[np.ufunc, float]
-) -> Floats:
-    ufunc, neutral = how
-    merged = ufunc.reduceat(np.where(absent, neutral, values), starts)
-    return np.where(np.logical_and.reduceat(absent, starts), np.nan, merged)
-
-
-def _reduce_bytes(name: str, held: Sequence[bytes], starts: Ints) -> list[bytes]:
-    ends = np.append(starts[1:], len(held))
+def _reduced_bytes(name: str, held: Sequence[bytes], starts: Ints) -> list[bytes]:
     joined = _JOINED[name]
-    groups = (held[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
-    return [joined(group) if len(group) > 1 else group[0] for group in groups]
+    merged = []
+    for start, end in pairwise([*starts.tolist(), len(held)]):
+        if end == start + 1:
+            merged.append(held[start])
+        else:
+            merged.append(joined(held[start:end]))
+    return merged
 
 
 def _together(histograms: Sequence[bytes]) -> bytes:
@@ -249,7 +264,10 @@ def _either(bits: Sequence[bytes]) -> bytes:
 
 
 #: How the bytes of rows of one step are merged.
-_JOINED: dict[str, Callable[[Sequence[bytes]], bytes]] = {"active": _either, "exponents": _together}
+_JOINED: dict[str, Callable[[Sequence[bytes]], bytes]] = {
+    "active": _either,
+    "exponents": _together,
+}
 
 
 def _mean(rows: Rows) -> Floats:
@@ -276,10 +294,12 @@ def _nonfinite(rows: Rows) -> Floats:
 
 
 def _nan(rows: Rows) -> Floats:
-    """Return the number of NaN; where they were not counted, it is known only where there is none."""
-    return np.where(
-        rows.nan >= 0, rows.nan, np.where(rows.clean | _shows_no_nan(rows), 0.0, np.nan)
-    )
+    """Return the number of NaN.
+
+    Where they were not counted, it is known only where there is none.
+    """
+    uncounted = np.where(rows.clean | _shows_no_nan(rows), 0.0, np.nan)
+    return np.where(rows.nan >= 0, rows.nan, uncounted)
 
 
 def _shows_no_nan(rows: Rows) -> Bools:

@@ -1,4 +1,4 @@
-"""The memory that autograd held for backward: by module, by line of the program, and over time; plain numbers.
+"""The memory that autograd held for backward: by module, by line, and over time; plain numbers.
 
 # Note [What a remedy frees]
 Of the storages that one module holds, each counted once, for the module that saved it first:
@@ -97,7 +97,9 @@ class LineSums:
     @property
     def place(self) -> str:
         """File and line."""
-        return f"{self.file}:{self.line}" if self.file is not None else "(no line of the program)"
+        if self.file is None:
+            return "(no line of the program)"
+        return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)

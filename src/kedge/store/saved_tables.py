@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from kedge.short_text import sized
+from kedge.short_text import counted, sized
 from kedge.sites.folding import Fold, Folding
 from kedge.store.saved_account import LineSums, SavedAccount, Sums
 
@@ -26,12 +26,18 @@ _BY_MODULE = (
 WORDS = "source"
 _BY_LINE = ("line", "tensors", "packed", "held", "rebuild", WORDS)
 _NOTE = (
-    "packed: all saved tensors, each as often as it was saved. held: each storage once, for the module that saved it first. "
-    "rebuild to checkpoint: what each would free. A module's figures include those of its submodules."
+    "packed: all saved tensors, each as often as it was saved. "
+    "held: each storage once, for the module that saved it first. "
+    "rebuild to checkpoint: what each would free. "
+    "A module's figures include those of its submodules."
 )
-_NOTE_FOLDED = " h.0-47: the sum over all of these blocks, which hold the same bytes; one that holds more or less stands alone."
+_NOTE_FOLDED = (
+    " h.0-47: the sum over all of these blocks, which hold the same bytes; "
+    "one that holds more or less stands alone."
+)
 _NOTE_OPERATIONS = (
-    "packed: all saved tensors, each as often as it was saved. held: each storage once, for the operation that saved it first. "
+    "packed: all saved tensors, each as often as it was saved. "
+    "held: each storage once, for the operation that saved it first. "
     "rebuild to int8: what each would free."
 )
 
@@ -53,7 +59,10 @@ class TextTable:
     note: str = ""
 
 
-def sections(account: SavedAccount, most: int | None = MOST_ROWS) -> Iterator[TextTable]:
+def sections(
+    account: SavedAccount,
+    most: int | None = MOST_ROWS,
+) -> Iterator[TextTable]:
     """Yield the tables of an account.
 
     Args:
@@ -65,10 +74,11 @@ def sections(account: SavedAccount, most: int | None = MOST_ROWS) -> Iterator[Te
     chosen, _ = _largest([sums for _, sums in folds], most)
     places = {id(sums) for sums in chosen}
     left = sum(len(fold.members) for fold, sums in folds if id(sums) not in places)
-    several = _NOTE_FOLDED if any(fold.folded for fold, _ in folds) else ""
-    yield TextTable(
-        "by module", _BY_MODULE, tuple(map(_row, chosen)), _NOTE + several + _rest(left, "module")
-    )
+    note = _NOTE
+    if any(fold.folded for fold, _ in folds):
+        note += _NOTE_FOLDED
+    note += _rest(left, "module")
+    yield TextTable("by module", _BY_MODULE, tuple(map(_row, chosen)), note)
     chosen, left = _largest(account.lines, most)
     yield TextTable("by line", _BY_LINE, tuple(map(_line, chosen)), _rest(left, "line").strip())
 
@@ -83,7 +93,10 @@ def folded_sums(
         unfolded: Whether each module stands by itself.
     """
     known = list(modules)
-    folds = _FOLDING.each(known) if unfolded else _FOLDING.shown(known)
+    if unfolded:
+        folds = _FOLDING.each(known)
+    else:
+        folds = _FOLDING.shown(known)
     return [(fold, _sum(fold)) for fold in folds]
 
 
@@ -93,32 +106,33 @@ def _figures(sums: Sums) -> tuple[int, ...]:
 
 def _sum(fold: Fold[Sums]) -> Sums:
     """Return the sums over the modules of a fold; they are those of its only one, if it is one."""
-    totals = (sum(column) for column in zip(*map(_figures, fold.members), strict=True))
-    return replace(
-        fold.members[0],
-        path=fold.name if fold.folded else fold.members[0].path,
-        **dict(zip(_FIGURES, totals, strict=True)),
-    )
+    first = fold.members[0]
+    if not fold.folded:
+        return first
+    totals = {}
+    for name in _FIGURES:
+        totals[name] = sum(getattr(sums, name) for sums in fold.members)
+    return replace(first, path=fold.name, **totals)
 
 
 _FIGURES = [field.name for field in fields(Sums) if field.name != "path"]
 _FOLDING = Folding[Sums](lambda sums: named(sums.path), lambda _: None, _figures)
 
 
-def operations_table(operations: Sequence[Sums], most: int | None = MOST_ROWS) -> TextTable:
-    """Return the table of tensors that were saved outside of modules, by the operations that need them."""
+def operations_table(
+    operations: Sequence[Sums],
+    most: int | None = MOST_ROWS,
+) -> TextTable:
+    """Return the table of tensors that were saved outside of modules, by the operations."""
     chosen, left = _largest(operations, most)
+    columns = ("operation", *_BY_MODULE[1:-1])
     rows = tuple((str(sums.path), *_row(sums)[1:-1]) for sums in chosen)
-    return TextTable(
-        "by operation",
-        ("operation", *_BY_MODULE[1:-1]),
-        rows,
-        _NOTE_OPERATIONS + _rest(left, "operation"),
-    )
+    return TextTable("by operation", columns, rows, _NOTE_OPERATIONS + _rest(left, "operation"))
 
 
 def _totals(account: SavedAccount) -> Iterator[tuple[str, str]]:
-    total, course = account.total, account.course
+    total = account.total
+    course = account.course
     yield f"packed ({total.tensors:,} tensors, as often as saved)", sized(total.packed)
     yield "held (each storage once, no parameters)", sized(total.bytes)
     yield "inputs among those", sized(account.inputs)
@@ -128,28 +142,46 @@ def _totals(account: SavedAccount) -> Iterator[tuple[str, str]]:
     yield "freed by floats in int8", sized(total.int8)
     yield "parameters and buffers saved, in memory in any case", sized(account.parameters)
     if course.peak:
-        yield "largest holder at the peak", named(course.holders[0][0]) if course.holders else "-"
-        yield (
-            f"peak (after {course.peak_at:,} of {course.at[-1]:,} saves and releases)",
-            sized(course.peak),
-        )
+        largest = "-"
+        if course.holders:
+            largest = named(course.holders[0][0])
+        yield "largest holder at the peak", largest
+        where = f"after {course.peak_at:,} of {course.at[-1]:,} saves and releases"
+        yield f"peak ({where})", sized(course.peak)
 
 
 def _row(sums: Sums) -> tuple[str, ...]:
-    freed = (sums.rebuild, sums.offload, sums.bf16, sums.int8, sums.checkpoint)
-    figures = (
+    return (
+        named(sums.path),
+        f"{sums.tensors:,}",
         sized(sums.packed),
         sized(sums.bytes),
-        *(sized(size) if size else "-" for size in freed),
+        _freed(sums.rebuild),
+        _freed(sums.offload),
+        _freed(sums.bf16),
+        _freed(sums.int8),
+        _freed(sums.checkpoint),
     )
-    return (named(sums.path), f"{sums.tensors:,}", *figures)
+
+
+def _freed(size: int) -> str:
+    if not size:
+        return "-"
+    return sized(size)
 
 
 def _line(sums: LineSums) -> tuple[str, ...]:
     text = sums.text or ""
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-    figures = (sized(sums.packed), sized(sums.bytes), sized(sums.rebuild) if sums.rebuild else "-")
-    return (sums.place, f"{sums.tensors:,}", *figures, text)
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST - 1]}…"
+    return (
+        sums.place,
+        f"{sums.tensors:,}",
+        sized(sums.packed),
+        sized(sums.bytes),
+        _freed(sums.rebuild),
+        text,
+    )
 
 
 def _largest(rows: Sequence[Any], most: int | None) -> tuple[list[Any], int]:
@@ -162,9 +194,13 @@ def _largest(rows: Sequence[Any], most: int | None) -> tuple[list[Any], int]:
 
 
 def _rest(left: int, noun: str) -> str:
-    return f" {left:,} smaller {noun}{'s' if left != 1 else ''} left out." if left else ""
+    if not left:
+        return ""
+    return f" {counted(left, f'smaller {noun}')} left out."
 
 
 def named(path: str | None) -> str:
     """Return the name of a module in a table."""
-    return "(outside of modules)" if path is None else path or "(the model)"
+    if path is None:
+        return "(outside of modules)"
+    return path or "(the model)"

@@ -97,22 +97,23 @@ class SitesByText:
 
     def _unknown(self, text: str) -> str:
         near = get_close_matches(text, self._by_text, n=3, cutoff=0.4)
-        hint = (
-            f"the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}"
-            if near
-            else "none is near it"
-        )
-        return f"{self._owner} has no site {text!r}: it holds {counted(len(self._by_text), 'site')}, {hint}"
+        if not near:
+            hint = "none is near it"
+        elif len(near) == 1:
+            hint = f"the nearest is {near[0]}"
+        else:
+            hint = f"the nearest are {', '.join(near)}"
+        known = counted(len(self._by_text), "site")
+        return f"{self._owner} has no site {text!r}: it holds {known}, {hint}"
 
 
 def site_from(entry: Mapping[str, Any]) -> SiteInfo:
-    """Return one site of ``sites.json``, whose shape has been checked.
+    """Return one site of ``sites.json``, as the check of its shape has kept it.
 
     Only ``id`` and ``site`` are required: what says no more than the default is left out.
     """
     path, _, kind = entry["site"].rpartition(":")
     path = entry.get("path", path)
-    copies = entry.get("copies")
     return SiteInfo(
         id=entry["id"],
         site=entry["site"],
@@ -120,14 +121,14 @@ def site_from(entry: Mapping[str, Any]) -> SiteInfo:
         kind=entry.get("kind", kind),
         type=entry.get("type", ""),
         root=entry.get("root", 0),
-        shape=tuple(entry.get("shape", ())),
+        shape=entry.get("shape", ()),
         dtype=entry.get("dtype", "float32"),
         channels=entry.get("channels"),
-        sources=tuple(entry.get("from", ())),
+        sources=entry.get("from", ()),
         owner=entry.get("owner", path),
         node=entry.get("node"),
         source=entry.get("source"),
-        copies=None if copies is None else tuple(copies),
+        copies=entry.get("copies"),
         partial=entry.get("partial", False),
     )
 

@@ -1,4 +1,6 @@
-"""Devices of every kind, by what PyTorch calls the accelerator: streams, events, copies to the host, generators, names.
+"""Devices of every kind, by what PyTorch calls the accelerator.
+
+These are their streams and events, copies to the host, generators and names.
 
 # Note [What a device lacks]
 CUDA, ROCm, XPU, HPU and most devices of other libraries have streams, events, pinned memory and
@@ -30,15 +32,22 @@ from torch import Tensor
 
 
 def in_use() -> str | None:
-    """Return the kind of device that this process computes on besides the CPU; see Note [Nothing begins by asking]."""
+    """Return the kind of device that this process computes on besides the CPU.
+
+    See Note [Nothing begins by asking].
+    """
     found = torch.accelerator.current_accelerator()
-    module = None if found is None else _module(found.type)
-    if found is None or module is None:
+    if found is None:
+        return None
+    module = _module(found.type)
+    if module is None:
         return None
     if getattr(module, "_is_in_bad_fork", _never)():
         return None
     begun = getattr(module, "is_initialized", getattr(module, "is_available", _never))
-    return found.type if begun() else None
+    if not begun():
+        return None
+    return found.type
 
 
 def is_accelerator(device: torch.device) -> bool:
@@ -53,7 +62,9 @@ def name() -> str:
     if kind is None:
         return "cpu"
     named = getattr(_module(kind), "get_device_name", None)
-    return kind if named is None else f"{kind} ({named()})"
+    if named is None:
+        return kind
+    return f"{kind} ({named()})"
 
 
 def shares_memory(device: torch.device) -> bool:
@@ -69,26 +80,29 @@ def synchronize(device: torch.device) -> None:
 
 
 def is_capturing() -> bool:
-    """Whether this thread's operations become a graph of the device, to be run later, instead of running now."""
+    """Whether this thread's operations become a graph of the device instead of running now."""
     kind = in_use()
-    look = None if kind is None else getattr(_module(kind), "is_current_stream_capturing", None)
+    if kind is None:
+        return False
+    look = getattr(_module(kind), "is_current_stream_capturing", None)
     return look is not None and bool(look())
 
 
 def autocast() -> dict[str, torch.dtype]:
     """Return the dtypes of autocast by the kind of device for which it is on."""
+    kinds = ["cpu"]
     found = torch.accelerator.current_accelerator()
-    kinds = ("cpu",) if found is None else ("cpu", found.type)
-    return {
-        kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)
-    }
+    if found is not None:
+        kinds.append(found.type)
+    on = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
+    return {kind: torch.get_autocast_dtype(kind) for kind in on}
 
 
 def can(attempt: Callable[[torch.device], bool], device: torch.device) -> bool:
-    """Whether an attempt succeeds on devices of this kind, which is tried once; see Note [What a device lacks].
+    """Whether an attempt succeeds on devices of this kind, which is tried once.
 
-    While a graph is captured, nothing is tried: an attempt would end up in the graph, or end the
-    capture.
+    See Note [What a device lacks]. While a graph is captured, nothing is tried: an attempt would
+    end up in the graph, or end the capture.
     """
     if not is_accelerator(device):
         return False
@@ -100,10 +114,7 @@ def can(attempt: Callable[[torch.device], bool], device: torch.device) -> bool:
             known = attempt(device)
         except torch.AcceleratorError:  # the device itself failed
             raise
-        except (
-            RuntimeError,
-            TypeError,
-        ):  # PyTorch's answers for a kind of device that lacks something
+        except (RuntimeError, TypeError):  # PyTorch's answers where a kind of device lacks it
             known = False
         _known[attempt, device.type] = known
     return known
@@ -113,7 +124,7 @@ def can(attempt: Callable[[torch.device], bool], device: torch.device) -> bool:
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether work can be queued on a device beside the computation, and its end be known without waiting for it."""
+    """Whether work can be queued on a device beside the computation, and its end be known."""
     return can(_streams, device) and can(_events, device)
 
 
@@ -124,7 +135,9 @@ def current_stream(device: torch.device) -> torch.Stream:
 
 def stream_in_force(device: torch.device) -> torch.Stream | None:
     """Return the stream that this thread computes on; None for a device without streams."""
-    return current_stream(device) if device.type != "cpu" and has_streams(device) else None
+    if device.type == "cpu" or not has_streams(device):
+        return None
+    return current_stream(device)
 
 
 @contextmanager
@@ -147,8 +160,13 @@ def mark(stream: torch.Stream) -> torch.Event:
 
 
 def timed_mark(device: torch.device) -> torch.Event | None:
-    """Return an event that also takes the time when the current stream reaches it; None without such events or streams."""
-    return _timed(device) if has_streams(device) and can(_timing, device) else None
+    """Return an event that also takes the time when the current stream reaches it.
+
+    It is None on a device without such events or streams.
+    """
+    if not has_streams(device) or not can(_timing, device):
+        return None
+    return _timed(device)
 
 
 def seconds(first: torch.Event, last: torch.Event) -> float | None:
@@ -186,16 +204,21 @@ def pinned(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> Tensor | 
 
 
 def with_doubles(tensor: Tensor) -> Tensor:
-    """Return a tensor where it can be computed with in float64: itself, or its copy on the host, as of MPS."""
-    return (
-        tensor
-        if not is_accelerator(tensor.device) or can(_doubles, tensor.device)
-        else tensor.cpu()
-    )
+    """Return a tensor where it can be computed with in float64: itself, or its copy on the host.
+
+    MPS has no float64.
+    """
+    if not is_accelerator(tensor.device) or can(_doubles, tensor.device):
+        return tensor
+    return tensor.cpu()
 
 
 def lend(tensor: Tensor, stream: torch.Stream) -> bool:
-    """Keep a tensor's memory until a stream other than its own has finished with it; False if the device cannot."""
+    """Keep a tensor's memory until a stream other than its own has finished with it.
+
+    Returns:
+        Whether the device can.
+    """
     try:
         tensor.record_stream(stream)
     except NotImplementedError:
@@ -213,7 +236,9 @@ def to_host(tensor: Tensor) -> tuple[Tensor, torch.Event | None]:
     device = tensor.device
     if device.type == "cpu":
         return tensor, None
-    host = pinned(tensor.shape, tensor.dtype) if has_streams(device) else None
+    host = None
+    if has_streams(device):
+        host = pinned(tensor.shape, tensor.dtype)
     if host is None:
         return tensor.cpu(), None
     stream = _side.get(device) or _side.setdefault(device, torch.Stream(device))
@@ -230,12 +255,15 @@ def to_host(tensor: Tensor) -> tuple[Tensor, torch.Event | None]:
 
 
 def generator_states() -> dict[str, Tensor]:
-    """Return the states of the random number generators of the CPU and of every device in use, by the device's name.
+    """Return the states of the random number generators of the CPU and of every device in use.
 
-    While a graph is captured, a device does not tell its own.
+    They are by the device's name. While a graph is captured, a device does not tell its own.
     """
-    states, kind = {"cpu": torch.get_rng_state()}, in_use()
-    module = None if kind is None or is_capturing() else _module(kind)
+    states = {"cpu": torch.get_rng_state()}
+    kind = in_use()
+    if kind is None or is_capturing():
+        return states
+    module = _module(kind)
     if module is not None and hasattr(module, "get_rng_state"):
         for index in range(module.device_count()):
             states[f"{kind}:{index}"] = module.get_rng_state(index)
@@ -282,9 +310,9 @@ def _module(kind: str) -> ModuleType | None:
 
 
 def _streams(device: torch.device) -> bool:
-    return torch.Stream(device) != torch.Stream(
-        device
-    )  # a device without streams may answer with its only queue
+    # A device without streams may answer with its only queue.
+    first = torch.Stream(device)
+    return torch.Stream(device) != first
 
 
 def _events(device: torch.device) -> bool:
@@ -296,7 +324,8 @@ def _timing(device: torch.device) -> bool:
 
 
 def _clock(device: torch.device) -> bool:
-    first, last = _timed(device), _timed(device)
+    first = _timed(device)
+    last = _timed(device)
     last.synchronize()
     return seconds(first, last) is not None
 

@@ -33,25 +33,29 @@ class MemoryVersion:
 
 
 def whole(tensor: Tensor) -> Tensor | None:
-    """Return the base that a view covers, if nothing else uses it or ever can; see Note [Gradients of views]."""
+    """Return the base that a view covers, if nothing else uses it or ever can.
+
+    See Note [Gradients of views].
+    """
     if type(tensor) is not Tensor or not tensor.is_contiguous():
         return None
     base = base_of(tensor)
-    if (
-        base is None
-        or base.grad_fn is None
-        or not base.is_contiguous()
-        or base.numel() != tensor.numel()
-    ):
+    if base is None or base.grad_fn is None:
+        return None
+    if not base.is_contiguous() or base.numel() != tensor.numel():
         return None
     if sys.getrefcount(base) > _ALONE:
         return None  # the program holds it too and may use it later
-    number, node = operation_number() - 1, tensor.grad_fn
+    number = operation_number() - 1
+    node = tensor.grad_fn
     while node is not None and node is not base.grad_fn:
         if sequence_number(node) != number or len(node.next_functions) != 1:
             return None  # an operation in between may have used it
-        number, node = number - 1, node.next_functions[0][0]
-    return base if node is not None and sequence_number(node) == number else None
+        number -= 1
+        node = node.next_functions[0][0]
+    if node is None or sequence_number(node) != number:
+        return None
+    return base
 
 
 def _references() -> int:

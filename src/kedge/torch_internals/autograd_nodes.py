@@ -44,9 +44,13 @@ operation_number: Callable[[], int] = (
 """The number that the next operation of this thread gets in the graph."""
 
 sequence_number: Callable[[Any], int] = _number if numbers_operations() else _unnumbered
-"""The number of a node in the order of execution, above that of every operation for one that accumulates a gradient."""
+"""The number of a node in the order of execution.
 
-RAW, _UNPACKED = "_raw_saved_", "_saved_"
+One that accumulates a gradient has a number above that of every operation.
+"""
+
+RAW = "_raw_saved_"
+_UNPACKED = "_saved_"
 _NUMBERS = (torch.float64, torch.int64, torch.complex128, torch.bool)
 
 
@@ -57,7 +61,9 @@ def fields(kind: type[Node]) -> tuple[str, ...]:
 
 
 def raw(node: Any, name: str) -> Any:
-    """Return the `SavedTensor`, or several, that a node has under a name; see Note [Reading without unpacking].
+    """Return the `SavedTensor`, or several, that a node has under a name.
+
+    See Note [Reading without unpacking].
 
     Raises:
         AttributeError: If nodes of this kind save nothing under this name.
@@ -81,11 +87,14 @@ def number_in(node: Any, name: str) -> Any:
 
 def first_shape(node: Node) -> tuple[int, ...] | None:
     """Return the shape of a node's first output; None if it is not known."""
-    described = getattr(
-        node, "_input_metadata", ()
-    )  # the shapes of the node's gradients in the backward pass
-    shape = getattr(described[0], "shape", None) if described else None
-    return None if shape is None else tuple(map(int, shape))
+    # The shapes of the node's gradients in the backward pass.
+    described = getattr(node, "_input_metadata", ())
+    if not described:
+        return None
+    shape = getattr(described[0], "shape", None)
+    if shape is None:
+        return None
+    return tuple(map(int, shape))
 
 
 def function_of(node: Node) -> Any:
@@ -99,7 +108,10 @@ def is_leaf(node: Any) -> bool:
 
 
 def in_order(nodes: Iterable[Node]) -> list[Node]:
-    """Return nodes in the order of execution, leaves last; without numbers, each node behind those that it needs."""
+    """Return nodes in the order of execution, leaves last.
+
+    Without numbers, each node stands behind those that it needs.
+    """
     found = list(nodes)
     if numbers_operations():
         return sorted(found, key=sequence_number)
@@ -119,9 +131,9 @@ def by_need(roots: Iterable[Node]) -> Iterator[Node]:
             elif node not in met:
                 met.add(node)
                 stack.append((node, True))
-                stack += [
-                    (before, False) for before, _ in node.next_functions if before is not None
-                ]
+                for before, _ in node.next_functions:
+                    if before is not None:
+                        stack.append((before, False))
 
 
 def saved_by(node: Node) -> Iterator[tuple[str, Any]]:
@@ -131,7 +143,9 @@ def saved_by(node: Node) -> Iterator[tuple[str, Any]]:
             kept = raw(node, name)
         except RuntimeError:  # its backward has run, and has freed its saved tensors
             continue
-        for each in kept if isinstance(kept, tuple) else (kept,):
+        if not isinstance(kept, tuple):
+            kept = (kept,)
+        for each in kept:
             if isinstance(each, SavedTensor):
                 yield name, each
 
@@ -141,11 +155,8 @@ def is_freed(node: Node) -> bool:
     for name in fields(type(node)):
         try:
             kept = raw(node, name)
-            if (
-                isinstance(kept, SavedTensor)
-                and kept.data is None
-                and getattr(kept, "unpack_hook", None) is None
-            ):
+            is_empty = isinstance(kept, SavedTensor) and kept.data is None
+            if is_empty and getattr(kept, "unpack_hook", None) is None:
                 saved(node, name)  # None if it saved nothing there; there is nothing to unpack
         except RuntimeError:
             return True
@@ -182,7 +193,8 @@ def leaves_behind(results: Iterable[Tensor], ends: Iterable[Node | None]) -> lis
     """Return the leaves behind some results, without those behind certain nodes."""
     ends = set(ends)
     met = {tensor.grad_fn for tensor in results if tensor.grad_fn is not None}
-    stack, found = list(met), []
+    stack = list(met)
+    found = []
     while stack:
         node = stack.pop()
         if is_leaf(node):
@@ -195,7 +207,10 @@ def leaves_behind(results: Iterable[Tensor], ends: Iterable[Node | None]) -> lis
 
 
 def operation_of(node: Node | None) -> str:
-    """Return the operation that a node belongs to, as the program would call it: ``log_softmax``; "leaf" without a node."""
+    """Return the operation that a node belongs to, as the program would call it: ``log_softmax``.
+
+    It is "leaf" without a node.
+    """
     if node is None:
         return "leaf"
     own = function_of(node)
@@ -206,16 +221,26 @@ def operation_of(node: Node | None) -> str:
 
 
 def name_in_messages(node: Node) -> str:
-    """Return the name of a node in autograd's messages: ``Relu``, or ``ReluBackward0`` up to PyTorch 2.12."""
-    return node.name() if torch.__version__ < "2.13" else re.sub(r"Backward\d*$", "", node.name())
+    """Return the name of a node in autograd's messages: ``Relu``.
+
+    It is ``ReluBackward0`` up to PyTorch 2.12.
+    """
+    if torch.__version__ < "2.13":
+        return node.name()
+    return re.sub(r"Backward\d*$", "", node.name())
 
 
 def dimension_of(node: Node) -> int | None:
-    """Return the dimension that a node's operation, such as a softmax, ran over; None if it has none, or does not show it."""
+    """Return the dimension that a node's operation, such as a softmax, ran over.
+
+    It is None if the operation has none, or does not show it.
+    """
     dim = getattr(node, "_saved_dim", None)
     if not isinstance(dim, int):
         return None
-    return dim - 2**64 if dim >= 2**63 else dim  # PyTorch shows -1 as an unsigned number
+    if dim >= 2**63:  # PyTorch shows -1 as an unsigned number
+        return dim - 2**64
+    return dim
 
 
 def edge_of(tensor: Tensor) -> GradientEdge | None:

@@ -43,11 +43,16 @@ Stopped: Any = getattr(checkpoint, "_StopRecomputationError", ())
 
 
 class _NotAsked:
-    """Whether PyTorch should skip a Kedge pair in its search for the program's; see Note [Selective checkpoints]."""
+    """Whether PyTorch should skip a Kedge pair in its search for the program's.
+
+    See Note [Selective checkpoints].
+    """
 
     def __bool__(self) -> bool:
         asker = sys._getframe(1).f_back
-        mode = None if asker is None else asker.f_locals.get("self")
+        if asker is None:
+            return False
+        mode = asker.f_locals.get("self")
         return hasattr(mode, _RESPECT) and getattr(mode, _RESPECT) is not True
 
 
@@ -58,7 +63,8 @@ def make_skippable(pack: Any, below: Any) -> None:
     """Let PyTorch skip a Kedge pair, given by its first function; see Note [Selective checkpoints]."""
     while below is not None and getattr(below[0], "_checkpoint_internal", None) is True:
         below = getattr(below[0], "_user_hooks", None)
-    pack._checkpoint_internal, pack._user_hooks = _NotAsked(), below
+    pack._checkpoint_internal = _NotAsked()
+    pack._user_hooks = below
 
 
 class Segment:
@@ -77,8 +83,12 @@ class Segment:
     )
 
     def __init__(self, here: Any, *, reentrant: bool, outer: Segment | None) -> None:
-        self.pass_, self.micro_batch, self.replica = here.pass_, here.micro_batch, here.replica
-        self.reentrant, self.step, self.outer = reentrant, here.step, outer
+        self.pass_ = here.pass_
+        self.micro_batch = here.micro_batch
+        self.replica = here.replica
+        self.step = here.step
+        self.reentrant = reentrant
+        self.outer = outer
         self.heard: set[Any] = set()
         self.calls: dict[Any, list[int]] = {}
         self.seen: dict[tuple[int, Any], int] = {}
@@ -90,7 +100,10 @@ class Segment:
             self.outer.add(key, call)
 
     def hear(self, place: Any) -> None:
-        """Note a gradient hook that was set in this block; recomputes of it and of those around must not set it again."""
+        """Note a gradient hook that was set in this block.
+
+        Recomputes of it and of those around must not set it again.
+        """
         if self.reentrant:
             self.heard.add(place)
         if self.outer is not None:
@@ -101,7 +114,9 @@ class Segment:
         nth = self.seen.get((task, key), 0)
         self.seen[task, key] = nth + 1
         calls = self.calls.get(key, ())
-        return calls[nth] if nth < len(calls) else nth
+        if nth >= len(calls):
+            return nth
+        return calls[nth]
 
 
 class Segments:
@@ -125,30 +140,43 @@ class Segments:
     def forward(self, here: Any) -> Segment | None:
         """Return the innermost block that a forward is in, if any."""
         frame = _frame_in_force()
-        known = None if frame is None or not torch.is_grad_enabled() else self._find(frame)
-        return known or self._innermost(_owners_in_forward(frame, here), here)
+        if frame is not None and torch.is_grad_enabled():
+            known = self._find(frame)
+            if known is not None:
+                return known
+        return self._innermost(_owners_in_forward(frame, here), here)
 
     def recompute(self) -> tuple[Segment | None, Segment | None]:
-        """Return the block that is being recomputed, and the innermost one that this recompute calls again.
+        """Return the block that is being recomputed, and the innermost that it calls again.
 
         The first is None if its forward was not seen, the second if the recompute is in no other
         block.
         """
         *begun, last = [*_running()] or [_NONE]
-        again = self._find(last.owner) if last.again else None
-        return again, None if again is None else self._innermost(begun, again)
+        if not last.again:
+            return None, None
+        again = self._find(last.owner)
+        if again is None:
+            return None, None
+        return again, self._innermost(begun, again)
 
     def _find(self, owner: Any) -> Segment | None:
         known = self._known.get(id(owner))
-        return known[1] if known is not None and known[0]() is owner else None
+        if known is None or known[0]() is not owner:
+            return None
+        return known[1]
 
     def _innermost(self, owners: Sequence[Owned], here: Any) -> Segment | None:
-        """Return the block of the first of some owners, each inside the next; new blocks have the pass of `here`."""
+        """Return the block of the first of some owners, each inside the next.
+
+        New blocks have the pass of `here`.
+        """
         outer: Segment | None = None
         for owner, reentrant, _ in reversed(owners):
-            outer = self._find(owner) or self._add(
-                owner, Segment(here, reentrant=reentrant, outer=outer)
-            )
+            known = self._find(owner)
+            if known is None:
+                known = self._add(owner, Segment(here, reentrant=reentrant, outer=outer))
+            outer = known
         return outer
 
     def _add(self, owner: Any, segment: Segment) -> Segment:
@@ -176,7 +204,10 @@ _NONE = Owned(None, reentrant=False, again=False)
 
 
 def owners_around(here: Any) -> list[Owned]:
-    """Return the checkpoints whose forward is running, the innermost first; in a recompute those that it calls again."""
+    """Return the checkpoints whose forward is running, the innermost first.
+
+    In a recompute these are those that it calls again.
+    """
     if in_backward():
         return [owned for owned in _running() if not owned.again]
     return _owners_in_forward(_frame_in_force(), here)
@@ -187,16 +218,18 @@ def _owners_in_forward(frame: Any, here: Any) -> list[Owned]:
     if frame is None and (torch.is_grad_enabled() or not here.graded):
         return []
     found = [owned for owned in _running() if not owned.again]
-    if frame is not None and all(
-        owned.owner is not frame for owned in found
-    ):  # its code is not among the frames
+    is_shown = frame is None or any(owned.owner is frame for owned in found)
+    if not is_shown:  # its code is not among the frames
         found.insert(0, Owned(frame, reentrant=False, again=False))
     return found
 
 
 def reentrant_around() -> Any:
     """Return the context of the innermost reentrant checkpoint around a forward; None without one."""
-    return next((owned.owner for owned in _running() if owned.reentrant and not owned.again), None)
+    for owned in _running():
+        if owned.reentrant and not owned.again:
+            return owned.owner
+    return None
 
 
 def is_cut(context: Any) -> bool:
@@ -206,11 +239,13 @@ def is_cut(context: Any) -> bool:
 
 def _frame_in_force() -> Any:
     hooks = top_hooks(True)
-    return None if hooks is None else frame_of(hooks[0])
+    if hooks is None:
+        return None
+    return frame_of(hooks[0])
 
 
 def frame_of(hook: Any) -> Any:
-    """Return the frame of the non-reentrant checkpoint that a saved-tensor hook belongs to; None without one."""
+    """Return the frame of the non-reentrant checkpoint that a saved-tensor hook belongs to, if any."""
     cells = getattr(hook, "__closure__", None) or ()
     return next((c for c in map(content, cells) if _Frame and isinstance(c, _Frame)), None)
 
@@ -219,10 +254,10 @@ def _running() -> Iterator[Owned]:
     """Yield the checkpoints whose code is running, the innermost first, up to the first recompute."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if (
-            frame.f_code.co_filename == checkpoint.__file__
-            and (found := _READ.get(frame.f_code.co_name)) is not None
-        ):
+        found = None
+        if frame.f_code.co_filename == checkpoint.__file__:
+            found = _READ.get(frame.f_code.co_name)
+        if found is not None:
             owner = found.read(frame.f_locals)
             if owner is not None:
                 yield Owned(owner, found.reentrant, found.again)
@@ -234,7 +269,9 @@ def _running() -> Iterator[Owned]:
 def _of_generator(names: Mapping[str, Any]) -> Any:
     """Return the frame of a non-reentrant checkpoint, which a generator holds while the forward runs."""
     frame = getattr(names.get("gen"), "gi_frame", None)
-    return None if frame is None else frame.f_locals.get("new_frame")
+    if frame is None:
+        return None
+    return frame.f_locals.get("new_frame")
 
 
 class _Reader(NamedTuple):

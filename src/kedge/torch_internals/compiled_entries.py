@@ -39,7 +39,9 @@ _CONDITION = "_kedge_guard"
 
 
 def set_aside(model: nn.Module, is_hooked: IsHooked) -> bool:
-    """Have a model that is about to be hooked compile again at its next call; see Note [Code without hooks].
+    """Have a model that is about to be hooked compile again at its next call.
+
+    See Note [Code without hooks].
 
     Args:
         model: The model.
@@ -53,9 +55,9 @@ def set_aside(model: nn.Module, is_hooked: IsHooked) -> bool:
         return False
     if not dynamo.may_compile_again() or lacks("dynamo", "compiled_entries"):
         return dynamo.refresh()
-    types = (
-        {type(module) for module in modules_in(model).values()} if _was_compiled(model) else set()
-    )
+    types: set[type] = set()
+    if _was_compiled(model):
+        types.update(map(type, modules_in(model).values()))
     may_be_its = False
     reset: Any = find("torch:_C._dynamo.eval_frame.reset_code")
     for code, entries in _compiled():
@@ -83,10 +85,10 @@ class NoneHooked:
     def __init__(
         self, sources: tuple[str, ...], scope: dict[str, Any], is_hooked: IsHooked
     ) -> None:
-        self._modules = compile(
-            f"({''.join(f'{source}, ' for source in sources)})", "<guard>", "eval"
-        )
-        self._scope, self._is_hooked = scope, is_hooked
+        every = "".join(f"{source}, " for source in sources)
+        self._modules = compile(f"({every})", "<guard>", "eval")
+        self._scope = scope
+        self._is_hooked = is_hooked
 
     def __call__(self, variables: dict[str, Any]) -> bool:
         """Whether the code may be used in a call with these variables."""
@@ -102,13 +104,14 @@ def _compiled() -> Iterator[tuple[CodeType, list[Any]]]:
     """Yield each code object of which there is compiled code, with Dynamo's entries for it."""
     frames: Any = sys.modules["torch._dynamo.convert_frame"]
     entries_of: Any = find("torch:_C._dynamo.eval_frame._debug_get_cache_entry_list")
-    known = {
-        id(code): code
-        for seen in (*frames.input_codes.seen, *frames.output_codes.seen)
-        if (code := seen())
-    }
+    known: dict[int, CodeType] = {}
+    for seen in (*frames.input_codes.seen, *frames.output_codes.seen):
+        code = seen()
+        if code is not None:
+            known[id(code)] = code
     for code in known.values():
-        if entries := entries_of(code):
+        entries = entries_of(code)
+        if entries:
             yield code, entries
 
 
@@ -128,25 +131,23 @@ def _conditions(entry: Any) -> _Conditions:
     """Return what the guards of an entry are about, a tree of expressions."""
     modules: dict[str, type] = {}
     with_hooks = False
-    root = getattr(
-        entry.guard_manager, "root", None
-    )  # none, if an object no longer exists and the code is never used
-    waiting: list[Any] = [] if root is None else [root]
+    waiting: list[Any] = []
+    root = getattr(entry.guard_manager, "root", None)
+    if root is not None:  # an object exists no more without it, and the code is never used
+        waiting.append(root)
     while waiting:
         condition = waiting.pop()
-        source, kind = condition.get_source(), condition.get_type_of_guarded_value()
+        source = condition.get_source()
+        kind = condition.get_type_of_guarded_value()
         with_hooks = with_hooks or _COMPILED_HOOKS in source
         if isinstance(kind, type) and issubclass(kind, nn.Module):
             modules[source] = kind
         waiting += condition.get_child_managers()
-        if hasattr(
-            condition, "get_key_value_managers"
-        ):  # the guard of a dict, whose values are no children
-            waiting += (
-                value
-                for _, value in condition.get_key_value_managers().values()
-                if value is not None
-            )
+        # The values of the guard of a dict are no children of it.
+        if hasattr(condition, "get_key_value_managers"):
+            for _, value in condition.get_key_value_managers().values():
+                if value is not None:
+                    waiting.append(value)
     return _Conditions(modules, with_hooks)
 
 
@@ -160,6 +161,9 @@ def _add_condition(entry: Any, sources: tuple[str, ...], is_hooked: IsHooked) ->
 
 
 def _was_compiled(model: nn.Module) -> bool:
-    """Whether Dynamo has traced a model, or may have: it marks parameters and buffers, of which there may be none."""
+    """Whether Dynamo has traced a model, or may have.
+
+    It marks parameters and buffers, of which there may be none.
+    """
     held: list[torch.Tensor] = [*parameters_in(model).values(), *buffers_in(model).values()]
     return not held or any(hasattr(tensor, "_dynamo_static_input_type") for tensor in held)

@@ -45,8 +45,8 @@ CORNERS = (
     Corner(
         "graph_task",
         (f"{_C}_current_graph_task_id", f"{_C}_current_autograd_node"),
-        "recomputes of checkpoints count as passes of their own, values of older passes stay among those of the newest, "
-        "and errors name no operation.",
+        "recomputes of checkpoints count as passes of their own, values of older passes stay "
+        "among those of the newest, and errors name no operation.",
     ),
     Corner(
         "backward_calls",
@@ -54,7 +54,8 @@ CORNERS = (
             "torch.autograd.graph:_engine_run_backward.__code__",
             "torch.autograd.function:BackwardCFunction.apply.__code__",
         ),
-        "the backward that a reentrant checkpoint runs inside another one counts as one of its own.",
+        "the backward that a reentrant checkpoint runs inside another one counts as one of "
+        "its own.",
     ),
     Corner(
         "engine",
@@ -69,8 +70,9 @@ CORNERS = (
             f"{_C}_autograd.SavedTensor",
             f"{_C}_autograd._make_saved_tensor",
         ),
-        "what modules save is not told apart, gradients of views are not followed past a change in place, dumps do not look at "
-        "the share that each call has in a gradient, and arguments that a checkpoint holds in containers stay in memory.",
+        "what modules save is not told apart, gradients of views are not followed past a "
+        "change in place, dumps do not look at the share that each call has in a gradient, and "
+        "arguments that a checkpoint holds in containers stay in memory.",
     ),
     Corner(
         "saved_fields",
@@ -127,7 +129,8 @@ CORNERS = (
             "torch._subclasses.fake_tensor:FakeTensor",
             "torch._subclasses.fake_tensor:unset_fake_temporarily",
         ),
-        "a model that is traced or exported while it is watched holds what was measured in its graph.",
+        "a model that is traced or exported while it is watched holds what was measured in "
+        "its graph.",
     ),
     Corner(
         "own_work",
@@ -146,7 +149,8 @@ CORNERS = (
     Corner(
         "operations_of_a_forward",
         ("torch.utils._python_dispatch:TorchDispatchMode",),
-        "kedge.extract does not know which dimensions of a value are positions, unless that of the channels is named.",
+        "kedge.extract does not know which dimensions of a value are positions, unless that "
+        "of the channels is named.",
     ),
     Corner(
         "transforms",
@@ -168,7 +172,8 @@ CORNERS = (
             f"{_C}_dynamo.eval_frame.set_code_exec_strategy",
             f"{_C}_dynamo.eval_frame._debug_get_cache_entry_list",
         ),
-        "Dynamo may compile Kedge's own hooks between its graphs, and compiled functions are not recognised.",
+        "Dynamo may compile Kedge's own hooks between its graphs, and compiled functions are "
+        "not recognised.",
     ),
     Corner(
         "compiled_entries",
@@ -192,13 +197,15 @@ CORNERS = (
     Corner(
         "kernels",
         ("torch:_foreach_norm", "torch:_assert_async", "torch:_neg_view"),
-        "norms of many tensors take one call each, and offload waits for a GPU where it checks what it has rebuilt.",
+        "norms of many tensors take one call each, and offload waits for a GPU where it "
+        "checks what it has rebuilt.",
     ),
     Corner(
         "versions",
         ("torch:Tensor._version",),
-        "kedge.offload and kedge.saved leave every tensor where it is, records are copies, gradients of views are left out, and "
-        "changes in place go unnoticed: those that actions make, of gradients that were not zeroed, of what a dump holds.",
+        "kedge.offload and kedge.saved leave every tensor where it is, records are copies, "
+        "gradients of views are left out, and changes in place go unnoticed: those that actions "
+        "make, of gradients that were not zeroed, of what a dump holds.",
     ),
     Corner(
         "kept_versions",
@@ -208,22 +215,26 @@ CORNERS = (
     Corner(
         "aliases",
         ("torch:Tensor._base", "torch:Tensor._is_view"),
-        "gradients of values that are changed in place later are left out, and nothing is rebuilt from a part of a tensor.",
+        "gradients of values that are changed in place later are left out, and nothing is "
+        "rebuilt from a part of a tensor.",
     ),
     Corner(
         "zeros",
         ("torch:Tensor._is_zerotensor",),
-        "kedge.offload asks each tensor for its address to know the zeros that are nowhere in memory.",
+        "kedge.offload asks each tensor for its address to know the zeros that are nowhere "
+        "in memory.",
     ),
     Corner(
         "storages",
         ("torch:UntypedStorage._cdata",),
-        "kedge.offload and kedge.saved leave every tensor where it is, and what has no address counts as shared with nothing.",
+        "kedge.offload and kedge.saved leave every tensor where it is, and what has no "
+        "address counts as shared with nothing.",
     ),
     Corner(
         "wrappers",
         ("torch.utils._python_dispatch:is_traceable_wrapper_subclass",),
-        "the memory of tensors that are made of others, such as a DTensor, is not counted as theirs.",
+        "the memory of tensors that are made of others, such as a DTensor, is not counted as "
+        "theirs.",
     ),
     Corner(
         "containers",
@@ -248,7 +259,8 @@ CORNERS = (
     Corner(
         "tensor_contents",
         ("torch:Tensor._cdata",),
-        "gradients of a parameter are not recorded after the program has swapped it for another by torch.utils.swap_tensors.",
+        "gradients of a parameter are not recorded after the program has swapped it for "
+        "another by torch.utils.swap_tensors.",
     ),
     Corner(
         "wrapped_hooks",
@@ -258,8 +270,8 @@ CORNERS = (
     Corner(
         "module_tables",
         (f"{_MODULE}_parameters", f"{_MODULE}_buffers", f"{_MODULE}_modules"),
-        "watching takes longer, and dumps do not tell which parameters, buffers and modules of a module are None, so that their "
-        "script may fail.",
+        "watching takes longer, and dumps do not tell which parameters, buffers and modules "
+        "of a module are None, so that their script may fail.",
     ),
     Corner(
         "module_calls",
@@ -306,8 +318,7 @@ def late(path: str, instead: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         nonlocal known
         if known is None:
-            found = find(path)
-            known = instead if found is None else found
+            known = at_once(path, instead)
         return known(*args)
 
     return call
@@ -318,14 +329,17 @@ def at_once(path: str, instead: Callable[..., Any]) -> Callable[..., Any]:
 
     For functions that every event calls: one of `late` takes longer than the call itself.
     """
-    found = find(path)
-    return instead if found is None else found
+    found: Callable[..., Any] | None = find(path)
+    if found is None:
+        return instead
+    return found
 
 
 def described() -> Iterator[str]:
     """Yield a line for each corner: whether this PyTorch has it, and what a missing one costs."""
     for corner in CORNERS:
-        if missing := corner.missing():
+        missing = corner.missing()
+        if missing:
             names = ", ".join(path.replace(":", ".") for path in missing)
             yield f"{corner.name}: missing ({names}): {corner.costs}"
         else:

@@ -1,4 +1,4 @@
-"""What only CUDA and ROCm have, which PyTorch calls by the same names: the one file that names ``torch.cuda``."""
+"""What only CUDA and ROCm have: the one file that names ``torch.cuda``, as PyTorch calls both."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device, not only for
 
 
 def can_register() -> bool:
-    """Whether pages of the host's memory can be locked where they are; on other devices PyTorch allocates them locked."""
+    """Whether pages of the host's memory can be locked where they are.
+
+    On other devices PyTorch allocates them locked.
+    """
     return bool(torch.cuda.is_initialized())
 
 
 def register(address: int, nbytes: int) -> str | None:
-    """Lock pages of host memory, so that copies run asynchronously; returns the error text if that fails, else None.
+    """Lock pages of host memory, so that copies run asynchronously; returns the error text, if any.
 
     The driver locks exactly these bytes, not rounded up to a power of two.
     """

@@ -13,8 +13,9 @@ from kedge.stderr import say
 from kedge.torch_internals import accelerators
 
 LEFT_ALONE = (
-    "a graph of the device is being captured (CUDA graphs, make_graphed_callables): what runs in it is not measured, because its "
-    "replays call no hooks; to measure it, run these steps without the graph"
+    "a graph of the device is being captured (CUDA graphs, make_graphed_callables): "
+    "what runs in it is not measured, because its replays call no hooks; "
+    "to measure it, run these steps without the graph"
 )
 _said: list[str] = []
 

@@ -20,8 +20,15 @@ from kedge.torch_internals.corners import find
 from kedge.torch_internals.operators import leave_graphs_whole
 from kedge.torch_internals.stance import stance
 
-_SETTINGS = {"skip_nnmodule_hook_guards": 0, "recompile_limit": 2, "accumulated_recompile_limit": 2}
-"""Dynamo's settings, times what they become: it checks for hooks, and has room for all code with and without them."""
+_SETTINGS = {
+    "skip_nnmodule_hook_guards": 0,
+    "recompile_limit": 2,
+    "accumulated_recompile_limit": 2,
+}
+"""Dynamo's settings, with the number that each is multiplied by.
+
+It checks for hooks then, and has room for all code with and without them.
+"""
 _PHASES = ("entire_frame_compile", "entire_backward_compile")
 """Dynamo's names for the nanoseconds of compiling: with a forward, and of a backward when it is first run."""
 _before: dict[str, Any] = {}
@@ -31,14 +38,12 @@ _holders = 0
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the model inside a result of `torch.compile`; any other model itself."""
-    dynamo = sys.modules.get(
-        "torch._dynamo"
-    )  # absent as long as nothing was compiled: importing it takes a second
-    return (
-        model._orig_mod
-        if dynamo is not None and isinstance(model, dynamo.OptimizedModule)
-        else model
-    )
+    # It is absent as long as nothing was compiled: importing it takes a second.
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None or not isinstance(model, dynamo.OptimizedModule):
+        return model
+    inside: nn.Module = model._orig_mod
+    return inside
 
 
 def compiles(module: nn.Module) -> bool:
@@ -98,41 +103,38 @@ def has_compiled() -> bool:
 def frames() -> int:
     """Return the number of compilations in this process since the last reset."""
     converted: Any = sys.modules.get("torch._dynamo.convert_frame")
-    return (
-        0
-        if converted is None
-        else sum(getattr(converted, "FRAME_COMPILE_COUNTER", {0: 1}).values())
-    )
+    if converted is None:
+        return 0
+    return sum(getattr(converted, "FRAME_COMPILE_COUNTER", {0: 1}).values())
 
 
 def compile_seconds() -> float:
-    """Return the seconds that compiling has taken in this process since the last reset of Dynamo's clocks."""
+    """Return the seconds that compiling has taken since the last reset of Dynamo's clocks."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     phases: dict[str, float] = getattr(utils, "cumulative_time_spent_ns", {})
     return sum(phases.get(name, 0) for name in _PHASES) / 1e9
 
 
 def may_compile_again() -> bool:
-    """Whether compiling code a second time would neither fail, nor have to happen in every process at once."""
+    """Whether compiling code again would neither fail, nor have to happen in every process at once."""
     config: Any = sys.modules.get("torch._dynamo.config")
     refused = ("error_on_recompile", "enable_compiler_collectives", "fail_on_recompile_limit_hit")
     see_limits()
-    return (
-        stance() == "default"
-        and not _own_limits
-        and not any(getattr(config, name, False) for name in refused)
-    )
+    if stance() != "default" or _own_limits:
+        return False
+    return not any(getattr(config, name, False) for name in refused)
 
 
 def see_limits() -> None:
-    """Note limits that the program has set itself meanwhile: they may have no room for all code with and without hooks.
+    """Note limits that the program has set itself meanwhile.
 
-    While code is compiled, they are those of `torch.compile(..., recompile_limit=...)`.
+    They may have no room for all code with and without hooks. While code is compiled, they are
+    those of `torch.compile(..., recompile_limit=...)`.
     """
     config: Any = sys.modules.get("torch._dynamo.config")
-    _own_limits.update(
-        name for name, before in _before.items() if getattr(config, name) != _changed(name, before)
-    )
+    for name, before in _before.items():
+        if getattr(config, name) != _changed(name, before):
+            _own_limits.add(name)
 
 
 def hold() -> None:
@@ -170,9 +172,8 @@ def release() -> None:
     if not _holders and _before:
         config: Any = sys.modules["torch._dynamo.config"]
         for name, before in _before.items():
-            if getattr(config, name) == _changed(
-                name, before
-            ):  # else the program has set its own meanwhile
+            # Another value is one that the program has set itself meanwhile.
+            if getattr(config, name) == _changed(name, before):
                 setattr(config, name, before)
         _before.clear()
         _own_limits.clear()
@@ -203,9 +204,12 @@ class DynamoHold:
 
 
 def refresh() -> bool:
-    """Discard compiled code, so that the next call is compiled with the hooks; returns whether there was any.
+    """Discard compiled code, so that the next call is compiled with the hooks.
 
     See Note [Whose code].
+
+    Returns:
+        Whether there was any.
     """
     if has_compiled():
         torch.compiler.reset()

@@ -59,15 +59,21 @@ class BackwardCall(NamedTuple):
 
     @property
     def marks(self) -> tuple[Tensor, ...]:
-        """Tensors by whose identity the call is known; PyTorch makes a new gradient for each call without one."""
-        return tuple(
-            each for each in (*self.roots[:1], *self.grads[:1]) if isinstance(each, Tensor)
-        )
+        """Tensors by whose identity the call is known.
+
+        PyTorch makes a new gradient for each call without one.
+        """
+        first = (*self.roots[:1], *self.grads[:1])
+        return tuple(each for each in first if isinstance(each, Tensor))
 
 
 def backward_call() -> BackwardCall | None:
-    """Return the call of the current backward pass, from the frames of this thread, or of the one that it works for."""
-    run, apply = find(_RUN), find(_APPLY)
+    """Return the call of the current backward pass.
+
+    It is read from the frames of this thread, or of the one that it works for.
+    """
+    run = find(_RUN)
+    apply = find(_APPLY)
     if run is None or apply is None:
         return None
     own = list(frames_around(sys._getframe(1)))
@@ -75,11 +81,12 @@ def backward_call() -> BackwardCall | None:
     inside = bool(calls) and any(frame.f_code is apply for frame in own[own.index(calls[-1]) :])
     if calls and not inside:
         return _read(calls[-1], nested=len(calls) > 1)
-    others = [frame for top in sys._current_frames().values() for frame in [*_outermost(top, run)]]
-    others = [frame for frame in others if frame not in own]
-    return (
-        _read(others[0], nested=inside) if len(others) == 1 else None
-    )  # a thread of a device works for one call
+    others: list[FrameType] = []
+    for top in sys._current_frames().values():
+        others += [frame for frame in _outermost(top, run) if frame not in own]
+    if len(others) != 1:  # a thread of a device works for one call
+        return None
+    return _read(others[0], nested=inside)
 
 
 def _outermost(frame: FrameType, run: CodeType) -> list[FrameType]:

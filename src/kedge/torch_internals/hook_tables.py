@@ -1,4 +1,4 @@
-"""The tables of PyTorch's hooks: those of a module, of a tensor, and those for all modules and optimizers.
+"""The tables of PyTorch's hooks: of a module, of a tensor, and for all modules and optimizers.
 
 # Note [Tables without a name]
 If PyTorch's name for a table is not known, Kedge finds it through the handle that registering a
@@ -62,7 +62,9 @@ _SAID_WITH = {
     "_forward_hooks_always_called": "always_call",
 }
 _OF_BUILDING = {
-    f"_global_{what}_registration_hooks": f"{what}s" for what in ("module", "parameter", "buffer")
+    "_global_module_registration_hooks": "modules",
+    "_global_parameter_registration_hooks": "parameters",
+    "_global_buffer_registration_hooks": "buffers",
 }
 _OF_OPTIMIZER = {
     "_global_optimizer_pre_hooks": "optimizer-step-pre",
@@ -100,9 +102,8 @@ class RegisteredHook(NamedTuple):
 
 def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> RemovableHandle:
     """Register a hook for the gradient of a tensor; see Note [Views written to]."""
-    with suppress(
-        RuntimeError
-    ):  # of a view whose history cannot be updated, as of one of several outputs
+    # A view whose history cannot be updated raises it, as one of several outputs does.
+    with suppress(RuntimeError):
         tensor.grad_fn  # noqa: B018
     handle: RemovableHandle = tensor.register_hook(hook)
     return handle
@@ -121,7 +122,10 @@ def _unknown(_: Tensor) -> int:
 
 
 content_of: Callable[[Tensor], int] = _unknown if lacks("tensor_contents") else attrgetter("_cdata")
-"""A number of what a tensor object is at present, which no other living one has; see Note [Swapped tensors]."""
+"""A number of what a tensor object is at present, which no other living one has.
+
+See Note [Swapped tensors].
+"""
 
 
 def _references(table: Table) -> int:
@@ -146,10 +150,17 @@ def is_called(table: Table | None) -> bool:
 
 
 def put_table(tensor: Tensor, table: Table | None, *, accumulated: bool) -> None:
-    """Give a leaf a table whose hooks autograd calls from now on; None if it shall have none until the next hook."""
-    if not _hidden:
-        name = "_post_accumulate_grad_hooks" if accumulated else "_backward_hooks"
-        setattr(tensor, name, table)
+    """Give a leaf a table whose hooks autograd calls from now on.
+
+    With None it has none until the next hook.
+    """
+    if _hidden:
+        return
+    leaf: Any = tensor
+    if accumulated:
+        leaf._post_accumulate_grad_hooks = table
+    else:
+        leaf._backward_hooks = table
 
 
 def hide_table(leaf: Tensor) -> None:
@@ -178,12 +189,15 @@ def table_behind(register: Callable[..., Any]) -> Any:
 
 
 def _behind_tensor(tensor: Tensor) -> Table | None:
-    return table_behind(partial(hook_gradient, tensor)) if tensor.requires_grad else None
+    if not tensor.requires_grad:
+        return None
+    return table_behind(partial(hook_gradient, tensor))  # type: ignore[no-any-return]
 
 
 def _behind_leaf(tensor: Tensor) -> Table | None:
-    hooked = tensor.requires_grad and tensor.is_leaf
-    return table_behind(tensor.register_post_accumulate_grad_hook) if hooked else None
+    if not tensor.requires_grad or not tensor.is_leaf:
+        return None
+    return table_behind(tensor.register_post_accumulate_grad_hook)  # type: ignore[no-any-return]
 
 
 def _behind_pre(module: nn.Module) -> Table:
@@ -223,53 +237,52 @@ def hooks_on_module(module: nn.Module) -> Iterator[RegisteredHook]:
 
 def hooks_on_tensor(tensor: Tensor) -> Iterator[RegisteredHook]:
     """Yield the hooks on a tensor."""
-    for kind, table in (
-        ("tensor", on_tensor(tensor)),
-        ("post-accumulate", after_accumulation(tensor)),
-    ):
-        yield from (RegisteredHook(kind, i, hook) for i, hook in enumerate((table or {}).values()))
+    for i, hook in enumerate((on_tensor(tensor) or {}).values()):
+        yield RegisteredHook("tensor", i, hook)
+    for i, hook in enumerate((after_accumulation(tensor) or {}).values()):
+        yield RegisteredHook("post-accumulate", i, hook)
 
 
 def hooks_on_every_module() -> Iterator[RegisteredHook]:
     """Yield the hooks on all modules, and those on registrations in modules."""
     everywhere = vars(modules)
-    yield from _read(
-        everywhere, _EVERYWHERE, full=everywhere.get("_global_is_full_backward_hook") is not False
-    )
+    full = everywhere.get("_global_is_full_backward_hook") is not False
+    yield from _read(everywhere, _EVERYWHERE, full=full)
     for table, what in _OF_BUILDING.items():
-        yield from (
-            RegisteredHook("registration", i, hook, (what,))
-            for i, hook in _numbered(everywhere, table)
-        )
+        for i, hook in _numbered(everywhere, table):
+            yield RegisteredHook("registration", i, hook, (what,))
 
 
 def hooks_on_every_optimizer() -> Iterator[RegisteredHook]:
     """Yield the hooks on the steps of all optimizers."""
     for table, kind in _OF_OPTIMIZER.items():
-        yield from (RegisteredHook(kind, i, hook) for i, hook in _numbered(vars(optimizers), table))
+        for i, hook in _numbered(vars(optimizers), table):
+            yield RegisteredHook(kind, i, hook)
 
 
 def hooks_on_optimizer(optimizer: Optimizer) -> Iterator[RegisteredHook]:
     """Yield the hooks on one optimizer, and a ``step`` that was put in the place of its own."""
     own = vars(optimizer)
     if "step" in own:
-        scheduled = getattr(own["step"], "_wrapped_by_lr_sched", False)
-        yield RegisteredHook(
-            "replaced-step", 0, own["step"], ("by a learning-rate scheduler",) if scheduled else ()
-        )
+        flags: tuple[str, ...] = ()
+        if getattr(own["step"], "_wrapped_by_lr_sched", False):
+            flags = ("by a learning-rate scheduler",)
+        yield RegisteredHook("replaced-step", 0, own["step"], flags)
     for table, kind in _OF_ONE_OPTIMIZER.items():
-        yield from (RegisteredHook(kind, i, hook) for i, hook in _numbered(own, table))
+        for i, hook in _numbered(own, table):
+            yield RegisteredHook(kind, i, hook)
 
 
 def _read(tables: Mapping[str, Any], prefix: str, *, full: bool) -> Iterator[RegisteredHook]:
     for table, said in _OF_MODULE.items():
-        kind = said if full or table != _BACKWARD else "legacy-backward"
-        flags = {name: flag for name, flag in _SAID_WITH.items() if name.startswith(table)}
+        is_legacy = table == _BACKWARD and not full
+        kind = "legacy-backward" if is_legacy else said
         for i, (key, hook) in enumerate(tables.get(prefix + table, {}).items()):
-            own = tuple(
-                flag for name, flag in flags.items() if key in tables.get(prefix + name, ())
-            )
-            yield RegisteredHook(kind, i, hook, own)
+            flags = []
+            for name, flag in _SAID_WITH.items():
+                if name.startswith(table) and key in tables.get(prefix + name, ()):
+                    flags.append(flag)
+            yield RegisteredHook(kind, i, hook, tuple(flags))
 
 
 def _numbered(tables: Mapping[str, Any], name: str) -> Iterator[tuple[int, Any]]:
@@ -277,17 +290,24 @@ def _numbered(tables: Mapping[str, Any], name: str) -> Iterator[tuple[int, Any]]
 
 
 def unwrapped(hook: Any) -> Any:
-    """Return the function inside PyTorch's wrapper that adds the module to its arguments; None without such a wrapper."""
+    """Return the function inside PyTorch's wrapper that adds the module to its arguments, if any."""
     wrapper = find("torch.nn.modules.module:_WrappedHook")
-    return hook.hook if wrapper is not None and isinstance(hook, wrapper) else None
+    if wrapper is None or not isinstance(hook, wrapper):
+        return None
+    return hook.hook
 
 
 def computed_by(hook: Any) -> str | None:
-    """Return the name of the tensor that a hook of `torch.nn.utils` computes before each forward; None for another hook."""
+    """Return the name of the tensor that a hook computes before each forward.
+
+    It is None for one that is not of `torch.nn.utils`.
+    """
     if not str(type(hook).__module__).startswith("torch.nn.utils."):
         return None
     name = getattr(hook, "_tensor_name", None) or getattr(hook, "name", None)
-    return name if isinstance(name, str) else None
+    if not isinstance(name, str):
+        return None
+    return name
 
 
 def for_modules() -> dict[str, Table]:
@@ -301,15 +321,15 @@ def for_everything() -> dict[str, Table]:
 
 
 def _tables_in(names: Mapping[str, Any]) -> dict[str, Table]:
-    return {
-        n: table
-        for n, table in names.items()
-        if n.startswith(_EVERYWHERE) and "hooks" in n and isinstance(table, dict)
-    }
+    found: dict[str, Table] = {}
+    for name, table in names.items():
+        is_of_hooks = name.startswith(_EVERYWHERE) and "hooks" in name
+        if is_of_hooks and isinstance(table, dict):
+            found[name] = table
+    return found
 
 
 def tables_of(module: nn.Module) -> dict[str, dict[int, Any]]:
     """Return copies of the tables of a module's hooks in a pass, and of their flags."""
-    return {
-        name: dict(table) for name in _RESTORED if (table := vars(module).get(name)) is not None
-    }
+    own = vars(module)
+    return {name: dict(own[name]) for name in _RESTORED if own.get(name) is not None}

@@ -34,12 +34,18 @@ keeping_versions: Callable[[Any], AbstractContextManager[Any]] = late(
 
 
 def norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the norms of many tensors, in any order, by one call if possible; in float64 those of float64, else in float32."""
+    """Return the norms of many tensors, in any order, by one call if possible.
+
+    Those of float64 are in float64, all others in float32.
+    """
     wide = [tensor for tensor in tensors if tensor.dtype is torch.float64]
     if not wide:
         return _norms(tensors, 2, torch.float32)
+    found = list(_norms(wide, 2, torch.float64))
     others = [tensor for tensor in tensors if tensor.dtype is not torch.float64]
-    return [*_norms(wide, 2, torch.float64), *(_norms(others, 2, torch.float32) if others else ())]
+    if others:
+        found += _norms(others, 2, torch.float32)
+    return found
 
 
 def assert_on_device(value: Tensor, message: str) -> None:

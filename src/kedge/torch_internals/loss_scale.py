@@ -18,6 +18,9 @@ def is_scaler(value: Any) -> bool:
 
 
 def scale_of(scaler: Any) -> Tensor | None:
-    """Return the present scale, where it is in memory; None before the first loss, and of a scaler that is switched off."""
+    """Return the present scale, where it is in memory.
+
+    It is None before the first loss, and of a scaler that is switched off.
+    """
     scale: Tensor | None = _scale_of(scaler)
     return scale

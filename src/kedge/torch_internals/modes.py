@@ -61,7 +61,10 @@ without_wrapping: Callable[[], AbstractContextManager[Any]] = late(
 
 
 def seeing_operations(see: Callable[[str, Any, Any, Any], None]) -> AbstractContextManager[Any]:
-    """Return a context in which a function is called after each operation of this thread: name, arguments, result."""
+    """Return a context in which a function is called after each operation of this thread.
+
+    It is given the name, the arguments and the result.
+    """
     base = find("torch.utils._python_dispatch:TorchDispatchMode")
     if base is None:
         return nullcontext()
@@ -71,9 +74,8 @@ def seeing_operations(see: Callable[[str, Any, Any, Any], None]) -> AbstractCont
             self, operation: Any, _types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             kwargs = kwargs or {}
-            if (
-                torch.is_inference_mode_enabled()
-            ):  # where operations come here before they are taken apart
+            # In inference mode operations come here before they are taken apart.
+            if torch.is_inference_mode_enabled():
                 with self:
                     result = operation.decompose(*args, **kwargs)
                 if result is not NotImplemented:
@@ -106,7 +108,9 @@ def is_wrapped(value: Tensor) -> bool:
 
 def unwrapped(value: Tensor) -> Tensor:
     """Return the tensor inside a wrapper."""
-    inner: Tensor = _inside(value) if not _is_batched(value) else _without_batch(value, 1, 1, 0)
+    if _is_batched(value):
+        return _without_batch(value, 1, 1, 0)
+    inner: Tensor = _inside(value)
     return inner
 
 
@@ -123,10 +127,15 @@ def is_fake(value: Any) -> bool:
 
 
 def has_data(value: Tensor) -> bool:
-    """Whether a tensor has numbers that can be read: one on the device ``meta``, or a fake one, has only a shape."""
+    """Whether a tensor has numbers that can be read.
+
+    One on the device ``meta``, or a fake one, has only a shape.
+    """
     return not (value.is_meta or is_fake(value))
 
 
 def plainly() -> AbstractContextManager[Any]:
     """Suspend the modes in which tensors have no data or become part of a graph."""
-    return without_modes() if is_captured() else _without_fake()
+    if is_captured():
+        return without_modes()
+    return _without_fake()

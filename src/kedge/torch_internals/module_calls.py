@@ -1,4 +1,7 @@
-"""The code with which PyTorch calls a module, its hooks and its forward: it identifies calls among the running frames."""
+"""The code with which PyTorch calls a module, its hooks and its forward.
+
+It identifies calls among the running frames.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class _CallFinder(nn.Module):
         self.code: CodeType | None = None
 
     def forward(self) -> None:
-        """Keep the code of PyTorch's outermost frame around this, except that of ``__call__`` itself."""
+        """Keep the code of PyTorch's outermost frame around this, except that of ``__call__``."""
         frame: FrameType | None = sys._getframe(1)
         begun = getattr(nn.Module.__call__, "__code__", None)
         while frame is not None and frame.f_locals.get("self") is self:
@@ -57,7 +60,9 @@ def has_raised(module: nn.Module) -> bool:
     PyTorch then calls those that were registered with ``always_call``, while it handles the error.
     """
     error = sys.exception()
-    caught = None if error is None else error.__traceback__
+    if error is None:
+        return False
+    caught = error.__traceback__
     if caught is None or caught.tb_frame.f_code is not CALL:
         return False
     return caught.tb_frame.f_locals["self"] is module
@@ -65,11 +70,9 @@ def has_raised(module: nn.Module) -> bool:
 
 def inside(code: CodeType | None, name: str) -> Iterator[int]:
     """Yield the ids of the code of a function defined inside another."""
-    yield from (
-        id(c)
-        for c in getattr(code, "co_consts", ())
-        if isinstance(c, CodeType) and c.co_name == name
-    )
+    for constant in getattr(code, "co_consts", ()):
+        if isinstance(constant, CodeType) and constant.co_name == name:
+            yield id(constant)
 
 
 CALLS = frozenset(() if CALL is None else (id(CALL), *inside(CALL, "inner")))
@@ -77,7 +80,10 @@ CALLS = frozenset(() if CALL is None else (id(CALL), *inside(CALL, "inner")))
 
 
 def module_frame(frame: FrameType) -> FrameType:
-    """Return the frame that calls a module's hooks and its forward, searched from `frame` outwards; `frame` if there is none."""
+    """Return the frame that calls a module's hooks and its forward, searched outwards from another.
+
+    It is that other one if there is none.
+    """
     within: FrameType | None = frame
     while within is not None and id(within.f_code) not in CALLS:
         within = within.f_back

@@ -1,8 +1,8 @@
-"""A module's own parameters, buffers and modules, entries of None included, and those of all modules inside it.
+"""A module's own parameters, buffers and modules, and those of all modules inside it.
 
-The tables are read, and methods such as `named_modules` are not called: a class may have its own,
-which raise or leave things out, and those of PyTorch compare modules, for which a class may have
-its own `__eq__` and `__hash__`, too.
+Entries of None are included. The tables are read, and methods such as `named_modules` are not
+called: a class may have its own, which raise or leave things out, and those of PyTorch compare
+modules, for which a class may have its own `__eq__` and `__hash__`, too.
 """
 
 from __future__ import annotations
@@ -61,25 +61,35 @@ own_children: Callable[[nn.Module], Mapping[str, nn.Module | None]] = (
 
 
 def named_modules(module: nn.Module) -> dict[str, nn.Module]:
-    """Return a module and all inside by every path that they have; if one contains itself, by their first paths."""
-    return modules_in(module) if _contains_itself(module) else dict(_walk(module, "", None))
+    """Return a module and all inside by every path that they have.
+
+    If one contains itself, they are by their first paths.
+    """
+    if _contains_itself(module):
+        return modules_in(module)
+    return dict(_walk(module, "", None))
 
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return all parameters of a module by every path that they have; if a module contains itself, by their first paths."""
+    """Return all parameters of a module by every path that they have.
+
+    If a module contains itself, they are by their first paths.
+    """
     if _contains_itself(module):
         return parameters_in(module)
-    members = (
-        (_joined(path, name), param)
-        for path, inside in _walk(module, "", None)
-        for name, param in own_parameters(inside).items()
-        if param is not None
-    )
-    return dict(members)  # type: ignore[arg-type]  # what stands in this table is a parameter
+    found: dict[str, Any] = {}
+    for path, inside in _walk(module, "", None):
+        for name, param in own_parameters(inside).items():
+            if param is not None:
+                found[_joined(path, name)] = param
+    return found
 
 
 def modules_in(module: nn.Module) -> dict[str, nn.Module]:
-    """Return a module and all inside, each once, by its first path, in the order of `nn.Module.named_modules`."""
+    """Return a module and all inside, each once, by its first path.
+
+    They are in the order of `nn.Module.named_modules`.
+    """
     return dict(_walk(module, "", set()))
 
 
@@ -105,7 +115,7 @@ def _once(module: nn.Module, table: Callable[[nn.Module], Mapping[str, Any]]) ->
 
 
 def _walk(module: nn.Module, path: str, seen: set[int] | None) -> Iterator[tuple[str, nn.Module]]:
-    """Yield a module and all inside with their paths; those that are not in a set of ids, if there is one."""
+    """Yield a module and all inside with their paths, those that are not in a set of ids."""
     if seen is not None:
         if id(module) in seen:
             return
@@ -117,7 +127,9 @@ def _walk(module: nn.Module, path: str, seen: set[int] | None) -> Iterator[tuple
 
 
 def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+    if not path:
+        return name
+    return f"{path}.{name}"
 
 
 def _contains_itself(
@@ -130,14 +142,18 @@ def _contains_itself(
         around: The ids of the modules that it is inside.
         known: The ids of modules that were searched.
     """
-    known = set() if known is None else known
+    if known is None:
+        known = set()
     if id(module) in around:
         return True
     if id(module) in known:
         return False
     known.add(id(module))
-    inside = (child for child in own_children(module).values() if child is not None)
-    return any(_contains_itself(child, (*around, id(module)), known) for child in inside)
+    around = (*around, id(module))
+    for child in own_children(module).values():
+        if child is not None and _contains_itself(child, around, known):
+            return True
+    return False
 
 
 def is_made(module: nn.Module) -> bool:
@@ -146,14 +162,16 @@ def is_made(module: nn.Module) -> bool:
 
 
 def empty_entries(module: nn.Module) -> list[str]:
-    """Return the entries of a module that are None, each as ``parameter bias``; empty if they are not visible."""
-    tables = {"parameter": own_parameters, "buffer": own_buffers, "module": own_children}
-    return [
-        f"{kind} {name}"
-        for kind, of in tables.items()
-        for name, held in of(module).items()
-        if held is None
-    ]
+    """Return the entries of a module that are None, if they are visible: ``parameter bias``."""
+    tables: dict[str, Mapping[str, Any]] = {
+        "parameter": own_parameters(module),
+        "buffer": own_buffers(module),
+        "module": own_children(module),
+    }
+    found = []
+    for kind, table in tables.items():
+        found += [f"{kind} {name}" for name, held in table.items() if held is None]
+    return found
 
 
 def put_back(module: nn.Module, buffers: Mapping[str, Tensor | None]) -> None:

@@ -35,10 +35,10 @@ def has_effect(library: torch.library.Library, name: str) -> bool:
 
 @contextmanager
 def all_or_none(library: torch.library.Library) -> Iterator[None]:
-    """Context that defines operators: an error or an interrupt inside removes the library, so that they can be defined again.
+    """Context that defines operators: an error or an interrupt inside removes the library.
 
-    PyTorch would otherwise refuse the next import of the module that defines them, for the rest of
-    the process.
+    They can be defined again then. PyTorch would otherwise refuse the next import of the module
+    that defines them, for the rest of the process.
     """
     try:
         yield
@@ -67,7 +67,6 @@ def leave_graphs_whole() -> None:
     """End what `divide_graphs_at` began, for the code that is compiled next."""
     if _divided:
         config: Any = importlib.import_module("torch._inductor.config")
-        setattr(
-            config, _SETTING, [name for name in getattr(config, _SETTING) if name not in _divided]
-        )
+        left = [name for name in getattr(config, _SETTING) if name not in _divided]
+        setattr(config, _SETTING, left)
         _divided.clear()

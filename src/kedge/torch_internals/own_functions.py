@@ -21,7 +21,7 @@ _classes: list[weakref.ref[type]] = []
 
 
 def own_function(code: CodeType) -> str:
-    """Return the name of the `torch.autograd.Function` whose forward has this code; empty if there is none.
+    """Return the name of the `torch.autograd.Function` whose forward has this code, if any.
 
     The forward of a reentrant checkpoint does not count: its backward runs the forward again.
     """
@@ -29,9 +29,8 @@ def own_function(code: CodeType) -> str:
     if classes != _classes:
         _classes[:] = classes
         _names.clear()
-        _names.update(
-            (each, kind.__name__) for kind in _subclasses(Function) for each in _codes(kind)
-        )
+        for kind in _subclasses(Function):
+            _names.update(dict.fromkeys(_codes(kind), kind.__name__))
     return _names.get(code, "")
 
 
@@ -46,6 +45,6 @@ def _subclasses(kind: type) -> Iterator[type]:
 def _codes(kind: type) -> Iterator[CodeType]:
     """Yield the code of a class's forward, and of each function that it decorates."""
     forward: Any = getattr(vars(kind).get("forward"), "__func__", None)
-    while (code := getattr(forward, "__code__", None)) is not None:
-        yield code
+    while hasattr(forward, "__code__"):
+        yield forward.__code__
         forward = getattr(forward, "__wrapped__", None)

@@ -29,7 +29,8 @@ _has_function_mode: Callable[[Any], bool] = find("torch:_C._has_torch_function_u
 _count_dispatch_modes: Callable[[], int] = find("torch:_C._len_torch_dispatch_stack")
 _profiling: Any = profiler
 if lacks("own_work", "function_modes"):  # then everything is seen
-    _has_function_mode, _count_dispatch_modes = bool, lambda: 0
+    _has_function_mode = bool
+    _count_dispatch_modes = lambda: 0  # noqa: E731
     _profiling = SimpleNamespace(_is_profiler_enabled=False)
 _function_mode: Callable[[int], Any] = late("torch:_C._get_function_stack_at", lambda _: None)
 _dispatch_mode: Callable[[int], Any] = late("torch:_C._get_dispatch_stack_at", lambda _: None)
@@ -53,7 +54,10 @@ under_way: set[OwnWork] = set()
 
 
 def is_watched() -> bool:
-    """Whether modes or a profiler may see this thread's operations, so that Kedge's own work must be `OwnWork`."""
+    """Whether modes or a profiler may see this thread's operations.
+
+    Kedge's own work must be `OwnWork` then.
+    """
     if _has_function_mode(None) or _count_dispatch_modes() or _profiling._is_profiler_enabled:
         return _here.work is None
     return False
@@ -78,12 +82,10 @@ class OwnWork:
         self._recorded = bool(_profiling._is_profiler_enabled)
         self._function_modes = [_function_mode(place) for place in range(function_modes())]
         standing = [_dispatch_mode(place) for place in range(_count_dispatch_modes())]
-        self._dispatch_modes = [
-            mode for mode in standing if getattr(mode, "_mode_key", None) is None
-        ]
-        self._lowest = len(standing) - len(
-            self._dispatch_modes
-        )  # PyTorch's own, which lie below all others
+        of_program = [mode for mode in standing if getattr(mode, "_mode_key", None) is None]
+        self._dispatch_modes = of_program
+        # PyTorch's own lie below all others.
+        self._lowest = len(standing) - len(of_program)
         _here.work = self
         under_way.add(self)
         try:
@@ -133,10 +135,14 @@ class _ProgramsWork:
 
 def own_work() -> AbstractContextManager[None]:
     """Return a block of Kedge's own work; see Note [Own work]."""
-    return OwnWork() if is_watched() else nullcontext()
+    if is_watched():
+        return OwnWork()
+    return nullcontext()
 
 
 def programs_work() -> AbstractContextManager[None]:
     """Return a block that runs something of the program's, also inside of own work."""
     work = _here.work
-    return nullcontext() if work is None else _ProgramsWork(work)
+    if work is None:
+        return nullcontext()
+    return _ProgramsWork(work)

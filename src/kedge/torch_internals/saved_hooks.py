@@ -34,8 +34,10 @@ def _useless() -> bool:
 
 
 def disabled() -> str | None:
-    """Return why no pair may be active on this thread, in the words of `torch.func`; None if one may."""
-    return _CANNOT if _useless() else _why()
+    """Return why no pair may be active on this thread, in the words of `torch.func`, if none may."""
+    if _useless():
+        return _CANNOT
+    return _why()
 
 
 def enable() -> None:

@@ -1,4 +1,4 @@
-"""The program's own code: the line that calls a module, the line where its forward begins, its tree of modules.
+"""The program's own code: the line that calls a module, its forward, and its tree of modules.
 
 # Note [Whose line]
 Between a hook and the line that called its module there may be frames of PyTorch (the call itself,
@@ -44,7 +44,9 @@ def calling_frame(module: nn.Module | None = None) -> FrameType | None:
     Returns:
         The frame; None if there is none, for example in a thread that runs only the module.
     """
-    passed = _own_calls(type(module)) if module is not None else ()
+    passed: tuple[CodeType, ...] = ()
+    if module is not None:
+        passed = _own_calls(type(module))
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.startswith(TORCH):
         frame = frame.f_back  # the hook itself
@@ -59,7 +61,9 @@ def forward_of(module: nn.Module) -> tuple[str, int] | None:
     if forward is nn.Module.forward:
         return None
     code = _code(forward)
-    return None if code is None else (place_of(code.co_filename), code.co_firstlineno)
+    if code is None:
+        return None
+    return place_of(code.co_filename), code.co_firstlineno
 
 
 def module_tree(root: nn.Module, label: Callable[[str], str]) -> list[dict[str, Any]]:
@@ -86,19 +90,27 @@ def module_tree(root: nn.Module, label: Callable[[str], str]) -> list[dict[str, 
         file, line = forwards[kind]
         own = [p for p in own_parameters(module).values() if p is not None and id(p) not in seen]
         seen.update(map(id, own))
-        known = [p for p in own if not is_lazy(p)]
-        entries.append({
-            "path": label(path), "type": kind.__name__, "file": file, "line": line,
-            "parameters": sum(p.numel() for p in known), "trainable": sum(p.numel() for p in known if p.requires_grad),
-        })  # fmt: skip
+        known = [param for param in own if not is_lazy(param)]
+        entry = {
+            "path": label(path),
+            "type": kind.__name__,
+            "file": file,
+            "line": line,
+            "parameters": sum(param.numel() for param in known),
+            "trainable": sum(param.numel() for param in known if param.requires_grad),
+        }
+        entries.append(entry)
     return entries
 
 
 def source_of(frame: FrameType) -> SourceLine:
     """Return the current line of a frame."""
-    code, line = frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno
+    code = frame.f_code
+    line = frame.f_lineno or code.co_firstlineno
     # The loader knows the text of its own module, not that of code which was executed in its names.
-    names = frame.f_globals if frame.f_globals.get("__file__") == code.co_filename else None
+    names: dict[str, Any] | None = frame.f_globals
+    if frame.f_globals.get("__file__") != code.co_filename:
+        names = None
     text = linecache.getline(code.co_filename, line, names).strip()
     return SourceLine(place_of(code.co_filename), line, code.co_qualname, text[:_LONGEST] or None)
 
@@ -113,22 +125,24 @@ def is_dropped(frame: FrameType | None) -> bool:
         frame = frame.f_back
     if frame is None:
         return False
-    at = frame.f_lasti
-    return next(
-        (i.opname == "POP_TOP" for i in dis.get_instructions(frame.f_code) if i.offset > at), False
-    )
+    for instruction in dis.get_instructions(frame.f_code):
+        if instruction.offset > frame.f_lasti:
+            return instruction.opname == "POP_TOP"
+    return False
 
 
 def line_with(text: str) -> SourceLine | None:
-    """Return the first line with a text in the files of the program's modules, libraries excluded; None without one."""
+    """Return the first line with a text in the files of the program's modules, if there is one.
+
+    Libraries are not searched.
+    """
+    libraries = set(INSTALLED)
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", {})
         file = names.get("__file__")
-        if (
-            not isinstance(file, str)
-            or is_between(file)
-            or not {*INSTALLED}.isdisjoint(Path(file).parts)
-        ):
+        if not isinstance(file, str) or is_between(file):
+            continue
+        if not libraries.isdisjoint(Path(file).parts):
             continue
         for number, line in enumerate(linecache.getlines(file, names), 1):
             if text in line:
@@ -138,8 +152,10 @@ def line_with(text: str) -> SourceLine | None:
 
 def _own_calls(kind: type) -> tuple[CodeType, ...]:
     """Return the code of every ``__call__`` that a class has or inherits."""
-    calls = (vars(each).get("__call__") for each in kind.__mro__)
-    return tuple(code for call in calls for code in _codes(call))
+    found: list[CodeType] = []
+    for each in kind.__mro__:
+        found += _codes(vars(each).get("__call__"))
+    return tuple(found)
 
 
 def _codes(function: Any) -> Iterator[CodeType]:
@@ -162,7 +178,10 @@ def _code(function: Any) -> CodeType | None:
 
 
 def place_of(file: str) -> str:
-    """Return a file for display: relative to the current folder if it is inside, ``In[4]`` for a cell of a notebook."""
+    """Return a file for display: relative to the current folder if it is inside.
+
+    It is ``In[4]`` for a cell of a notebook.
+    """
     cell = _cell_of(file)
     if cell is not None:
         return cell
@@ -174,12 +193,17 @@ def place_of(file: str) -> str:
 
 
 def _cell_of(file: str) -> str | None:
-    """Return the name that IPython gives a cell in its tracebacks; None for code that is not of a cell."""
+    """Return the name that IPython gives a cell in its tracebacks; None for code of no cell."""
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
-    named = name_of(file) if name_of is not None else None
-    return None if named is None else str(named[1])
+    if ipython is None:
+        return None
+    name_of = getattr(getattr(ipython.get_ipython(), "compile", None), "format_code_name", None)
+    if name_of is None:
+        return None
+    named = name_of(file)
+    if named is None:
+        return None
+    return str(named[1])
 
 
 def is_running(frame: FrameType | None, within: FrameType | None) -> bool:

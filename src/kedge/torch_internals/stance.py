@@ -1,4 +1,4 @@
-"""The program's stance on compiling: Kedge's hooks keep to code that exists where the program allows no more of it.
+"""The program's stance on compiling: Kedge's hooks keep to existing code where it allows no more.
 
 # Note [Where nothing may be compiled]
 Under `torch.compiler.set_stance("fail_on_recompile")` a call without compiled code for it raises an
@@ -52,9 +52,10 @@ def is_refusing() -> bool:
 
 
 def follow_stance(variants: Variants) -> None:
-    """Notify of each call of compiled code while the program allows no more compiling; a second time does nothing.
+    """Notify of each call of compiled code while the program allows no more compiling.
 
-    On a PyTorch without the function that translates the stance nothing is notified.
+    A second time does nothing. On a PyTorch without the function that translates the stance nothing
+    is notified.
     """
     compiler: Any = sys.modules.get(COMPILER)
     theirs = getattr(compiler, _TRANSLATES, None)
@@ -105,8 +106,9 @@ def _refuse(theirs: Callable[..., Any], frame: Any, *args: Any, **kwargs: Any) -
 def _has_code(frame: Any) -> bool:
     """Whether there is compiled code for a frame with the present hooks."""
     entries: Any = find("torch:_C._dynamo.eval_frame._debug_get_cache_entry_list")
-    known = entries(frame.f_code) if entries is not None else ()
-    return any(entry.guard_manager.check(frame.f_locals) for entry in known)
+    if entries is None:
+        return False
+    return any(entry.guard_manager.check(frame.f_locals) for entry in entries(frame.f_code))
 
 
 def _uncompiled() -> Any:

@@ -51,47 +51,58 @@ def parts(tensor: Tensor) -> list[Tensor]:
         return parts(modes.unwrapped(tensor))
     wrapper: Any = tensor
     if _is_wrapper(wrapper):
-        inner = [getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0]]
-        return [
-            part for held in inner if isinstance(held, Tensor) for part in parts(held)
-        ]  # a DTensor names its mesh too
+        found: list[Tensor] = []
+        for name in wrapper.__tensor_flatten__()[0]:
+            held = getattr(wrapper, name)
+            if isinstance(held, Tensor):  # a DTensor names its mesh too
+                found += parts(held)
+        return found
     if tensor.layout == torch.sparse_coo:
         return _of_sparse(tensor)
     if tensor.layout in _ROWS:
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     if tensor.layout in _COLUMNS:
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return [tensor] if tensor.layout == torch.strided else []
+    if tensor.layout == torch.strided:
+        return [tensor]
+    return []
 
 
 def _of_sparse(tensor: Tensor) -> list[Tensor]:
     """Return indices and values of a sparse tensor, which may hold an index several times."""
     if hasattr(tensor, "_indices"):
         return [tensor._indices(), tensor._values()]
-    return [tensor.indices(), tensor.values()] if tensor.is_coalesced() else []
+    if not tensor.is_coalesced():
+        return []
+    return [tensor.indices(), tensor.values()]
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
     """Return the storages of tensors by their identity, each once; a lazy parameter has none yet."""
-    found = (
-        part.untyped_storage()
-        for tensor in tensors
-        if not is_lazy(tensor)
-        for part in parts(tensor)
-    )
-    return {identity_of(storage): storage for storage in found}
+    found = {}
+    for tensor in tensors:
+        if is_lazy(tensor):
+            continue
+        for part in parts(tensor):
+            storage = part.untyped_storage()
+            found[identity_of(storage)] = storage
+    return found
 
 
 def users_of(storage: torch.UntypedStorage) -> int:
-    """Return the number of holders of a storage, the caller included; a large number if it is not known."""
-    count = None if lacks("storages") else find("torch:_C._storage_Use_Count")
-    return sys.maxsize if count is None else int(count(identity_of(storage)))
+    """Return the number of holders of a storage, the caller included; a large one if not known."""
+    count = find("torch:_C._storage_Use_Count")
+    if count is None or lacks("storages"):
+        return sys.maxsize
+    return int(count(identity_of(storage)))
 
 
 def behind(pointer: Any) -> torch.UntypedStorage | None:
     """Return the storage of a weak reference; None if it is gone or not available."""
-    make = find("torch:UntypedStorage._new_with_weak_ptr")
-    found: torch.UntypedStorage | None = None if make is None else make(pointer)
+    make: Any = find("torch:UntypedStorage._new_with_weak_ptr")
+    if make is None:
+        return None
+    found: torch.UntypedStorage | None = make(pointer)
     return found
 
 

@@ -26,10 +26,9 @@ changes: Callable[[Tensor], int] = _not_counted if lacks("versions") else _chang
 def _counted(value: Tensor) -> int:
     try:
         return value._version
-    except (
-        RuntimeError,
-        AttributeError,
-    ):  # of inference tensors, and of None: a call without tensors
+    except RuntimeError:  # of an inference tensor
+        return -1
+    except AttributeError:  # of None: a call without tensors
         return -1
 
 
@@ -62,7 +61,9 @@ may_alias: Callable[[Tensor], bool] = _always if lacks("aliases") else find("tor
 
 def _root(value: Tensor) -> Tensor:
     base = value._base
-    return value if base is None else base
+    if base is None:
+        return value
+    return base
 
 
 def _itself(value: Tensor) -> Tensor:
@@ -87,10 +88,14 @@ is_only_zeros: Callable[[Tensor], bool] = find("torch:Tensor._is_zerotensor") or
 def part_here(value: Any) -> Tensor | None:
     """Return this process's part of a distributed tensor; None if it is not distributed."""
     part = getattr(value, "_local_tensor", None)
-    if part is None and callable(local := getattr(value, "to_local", None)):
-        with torch.no_grad():
-            part = local()
-    return part if isinstance(part, Tensor) else None
+    if part is None:
+        local = getattr(value, "to_local", None)
+        if callable(local):
+            with torch.no_grad():
+                part = local()
+    if not isinstance(part, Tensor):
+        return None
+    return part
 
 
 def is_sharded(parameter: Tensor) -> bool:

@@ -8,6 +8,9 @@ import torch
 
 
 def takes_hooks(module: Any) -> bool:
-    """Whether the hooks of a module are called: of a traced model only those of the whole are, of a scripted one none."""
+    """Whether the hooks of a module are called.
+
+    Of a traced model only those of the whole are, of a scripted one none.
+    """
     whole: Any = torch.jit.TopLevelTracedModule  # type: ignore[attr-defined] # it is not in `__all__`
     return not isinstance(module, torch.jit.ScriptModule) or isinstance(module, whole)

@@ -81,6 +81,21 @@ def test_the_page_stands_beside_the_first_run_and_links_to_pages_beside_it(
     assert '"page":"a.html"' not in Path("all.html").read_text()
 
 
+def test_a_run_that_is_left_out_does_not_lend_its_page_to_the_next(
+    written: Written, inside: Path
+) -> None:
+    """Each run links to its own page though a recording before it cannot be read."""
+    for name in ("a", "b", "c"):
+        written(name)
+        assert main(["report", name, "--html"]) == 0
+    (inside / "b.kedge" / "manifest.json").write_text("{")
+    assert main(["report", "a", "b", "c", "--html"]) == 0
+    page = (inside / "runs.html").read_text()
+    assert '"page":"a.html"' in page
+    assert '"page":"c.html"' in page
+    assert '"page":"b.html"' not in page
+
+
 def test_a_page_without_source_tells_no_folder_and_no_option(
     written: Written, inside: Path
 ) -> None:

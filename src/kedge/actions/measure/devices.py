@@ -78,14 +78,18 @@ class DeviceTables:
             draws: Whether to draw elements.
             saturation: The saturation of the site's activation; None if it does not saturate.
         """
-        elements, table = reductions.flat(value), self._table_on(value.device)
+        elements = reductions.flat(value)
+        table = self._table_on(value.device)
         start = table.begin()
         measured = Measured(site, count, value.device, *_write(elements, table, what))
         if dim is not None:
             measured = measured._replace(channels=table.keep(reduce.channels(value, dim)))
         if draws:
-            deciding = value if saturation is None else saturation.deciding(value)
-            some = reduce.drawn(elements if deciding is value else reductions.flat(deciding))
+            if saturation is not None:
+                deciding = saturation.deciding(value)
+                if deciding is not value:
+                    elements = reductions.flat(deciding)
+            some = reduce.drawn(elements)
             measured = measured._replace(drawn=table.keep(some), saturation=saturation)
         table.end(start)
         self.measured.append(measured)
@@ -94,7 +98,8 @@ class DeviceTables:
     def _table_on(self, device: torch.device) -> DeviceTable:
         table = self.tables.get(device)
         if table is None:
-            table = self.tables[device] = DeviceTable(device, self._departures)
+            table = DeviceTable(device, self._departures)
+            self.tables[device] = table
         return table
 
     def repeat(self, site: int, measured: Measured) -> None:
@@ -114,23 +119,35 @@ class DeviceTables:
 
     def withdraw(self, site: int) -> None:
         """Discard the last measurement at a site."""
-        places = [place for place, m in enumerate(self.measured) if m.site == site]
-        for place in places[-1:]:
-            del self.measured[place]
+        for place in reversed(range(len(self.measured))):
+            if self.measured[place].site == site:
+                del self.measured[place]
+                return
 
     def end(self) -> tuple[list[Measured], dict[torch.device, Snapshot]]:
-        """End the step; returns its measurements, and the tables, which are about to be copied to the host."""
-        measured, self.measured = self.measured, []
-        return measured, {
-            device: table.take() for device, table in self.tables.items() if table.used
-        }
+        """End the step.
+
+        Returns:
+            Its measurements, and the tables, which are about to be copied to the host.
+        """
+        measured = self.measured
+        self.measured = []
+        used = {device: table for device, table in self.tables.items() if table.used}
+        return measured, {device: table.take() for device, table in used.items()}
 
 
 def _write(elements: Tensor, table: DeviceTable, what: What) -> tuple[int, int]:
-    """Write the statistics of elements into a table; returns the first row, and the number of rows."""
-    count = on_device.rows_for(elements.numel()) if table.is_native else 1
-    row = table.reserve(count)
-    if table.is_native and on_device.measure_into(*table.place(row), elements, CODES[what]):
-        return row, count
+    """Write the statistics of elements into a table.
+
+    Returns:
+        The first row, and the number of rows.
+    """
+    if table.is_native:
+        count = on_device.rows_for(elements.numel())
+        row = table.reserve(count)
+        if on_device.measure_into(*table.place(row), elements, CODES[what]):
+            return row, count
+    else:
+        row = table.reserve(1)
     _REDUCE[what](elements, table.slot(row))
     return row, 1

@@ -1,4 +1,4 @@
-"""Finished steps: their tables come from the devices in order, and are passed on as columns of the recording."""
+"""Finished steps: their tables come from the devices in order, and become columns of the recording."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from kedge.store.columns import joined
 from kedge.store.rows import FULL
 
 _BEHIND = 8
-"""Most steps whose tables may still be under way: a program may be that far ahead of its device before Kedge waits."""
+"""Most steps whose tables may still be under way.
+
+A program may be that far ahead of its device before Kedge waits.
+"""
 _SPOILED_KEPT = 32
 """Most light steps with non-finite values that are passed on."""
 
@@ -53,7 +56,7 @@ class FinishedStep:
 
     def ready(self) -> bool:
         """Whether every table has arrived."""
-        return all(s.ready() for s in self.snapshots.values())
+        return all(snapshot.ready() for snapshot in self.snapshots.values())
 
     def columns(self) -> dict[str, Any]:
         """The rows of the step as columns of the recording."""
@@ -64,36 +67,44 @@ class FinishedStep:
 
     def _there(self) -> list[DevicePart]:
         """The measurements on devices, each with a row of its own."""
-        return [
-            _part([m for m in self.measured if m.device == device], *snapshot.numpy())
-            for device, snapshot in self.snapshots.items()
-        ]
+        parts = []
+        for device, snapshot in self.snapshots.items():
+            here = [measured for measured in self.measured if measured.device == device]
+            rows, wide = snapshot.numpy()
+            parts.append(_part(here, rows, wide))
+        return parts
 
 
-def _part(measured: list[Measured], rows: NDArray[Any], wide: NDArray[np.float32]) -> DevicePart:
+def _part(
+    measured: list[Measured],
+    rows: NDArray[Any],
+    wide: NDArray[np.float32],
+) -> DevicePart:
     table = on_device.folded(rows, [m.row for m in measured], [m.rows for m in measured])
     runs = np.array([m.drawn for m in measured], dtype=np.intp).reshape(-1, 2)
     lengths = runs[:, 1] - runs[:, 0]
-    known = ((m.saturation, wide[slice(*m.drawn)]) for m in measured)
+    saturated = np.full(len(measured), -1, dtype=np.int32)
+    active = {}
+    for i, one in enumerate(measured):
+        if one.saturation is not None:
+            saturated[i] = one.saturation.count(wide[slice(*one.drawn)])
+        if one.channels[1]:
+            active[i] = bits(wide[slice(*one.channels)])
     return DevicePart(
-        np.column_stack([table, [m.size for m in measured]]),
-        np.where(lengths > 0, lengths, -1).astype(np.int32),
-        exponents.encode_all(exponents.count_runs(wide, runs)),
-        np.array([m.site for m in measured], dtype=np.int32),
-        np.arange(len(measured)),
-        np.array(
-            [-1 if saturation is None else saturation.count(some) for saturation, some in known],
-            dtype=np.int32,
-        ),
-        {i: bits(wide[slice(*m.channels)]) for i, m in enumerate(measured) if m.channels[1]},
+        rows=np.column_stack([table, [m.size for m in measured]]),
+        sampled=np.where(lengths > 0, lengths, -1).astype(np.int32),
+        histograms=exponents.encode_all(exponents.count_runs(wide, runs)),
+        sites=np.array([m.site for m in measured], dtype=np.int32),
+        at=np.arange(len(measured)),
+        saturated=saturated,
+        active=active,
     )
 
 
 def _sound(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether each row of a light step belongs to a value without non-finite elements."""
-    return np.asarray(
-        np.isfinite(rows[:, :2]).any(axis=1) | (rows[:, STATISTICS.index("nonfinite")] == 0)
-    )
+    has_finite_sum = np.isfinite(rows[:, :2]).any(axis=1)
+    return np.asarray(has_finite_sum | (rows[:, STATISTICS.index("nonfinite")] == 0))
 
 
 class FinishedSteps:
@@ -109,7 +120,8 @@ class FinishedSteps:
     """
 
     def __init__(self, sink: Sink) -> None:
-        self.sink, self.departures = sink, Departures()
+        self.sink = sink
+        self.departures = Departures()
         self.device_seconds = 0.0
         self._waiting: deque[FinishedStep] = deque()
         self._spoiled: frozenset[int] = frozenset()
@@ -151,8 +163,9 @@ class FinishedSteps:
 
     def _is_news(self, step: FinishedStep) -> bool:
         """Whether a site that was finite at the last check has non-finite values in this light step."""
-        spoiled, known = step.spoiled(), self._spoiled
-        self._spoiled = spoiled
-        news = bool(spoiled - known) and self._spoiled_left > 0
-        self._spoiled_left -= news
-        return news
+        known = self._spoiled
+        self._spoiled = step.spoiled()
+        if self._spoiled <= known or self._spoiled_left == 0:
+            return False
+        self._spoiled_left -= 1
+        return True

@@ -16,8 +16,10 @@ from kedge.actions.measure.saturation import Saturation
 from kedge.native.reductions import flat
 from kedge.store import exponents
 
-_BLOCK, _PLACES = 256, 2
-"""The initial number of rows, and the places of sites for each row: one value may be at several sites."""
+_BLOCK = 256
+"""The initial number of rows."""
+_PLACES = 2
+"""The places of sites for each row: one value may be at several sites."""
 _WHOLE = [STATISTICS.index(name) for name in ("nonzero", "nonfinite", "nan")]
 
 
@@ -46,22 +48,22 @@ class DevicePart(NamedTuple):
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of the recording, without dropped places."""
-        chosen = np.flatnonzero(self.sites >= 0) if (self.sites < 0).any() else slice(None)
+        chosen: slice | NDArray[np.intp] = slice(None)
+        if (self.sites < 0).any():
+            chosen = np.flatnonzero(self.sites >= 0)
         at = self.at[chosen]
         table = self.rows.T.take(at, axis=1)  # each column in one piece
         columns: dict[str, Any] = dict(zip(STATISTICS, table, strict=False))
         for i in _WHOLE:
             columns[STATISTICS[i]] = np.where(np.isnan(table[i]), -1, table[i]).astype(np.int64)
-        columns["site"], columns["count"] = (
-            self.sites[chosen],
-            table[len(STATISTICS)].astype(np.int64),
-        )
+        columns["site"] = self.sites[chosen]
+        columns["count"] = table[len(STATISTICS)].astype(np.int64)
         columns["active"] = [b""] * len(at)
         if self.active:
-            columns["active"] = [
-                self.active.get(place, b"") for place in np.arange(len(self.at))[chosen].tolist()
-            ]
-        columns["sampled"], columns["saturated"] = self.sampled[at], self.saturated[chosen]
+            places = np.arange(len(self.at))[chosen].tolist()
+            columns["active"] = [self.active.get(place, b"") for place in places]
+        columns["sampled"] = self.sampled[at]
+        columns["saturated"] = self.saturated[chosen]
         columns["exponents"] = [self.histograms[row] for row in at.tolist()]
         return columns
 
@@ -84,7 +86,9 @@ class HostTable:
 
     def __init__(self) -> None:
         self.counts = np.zeros(2, dtype=np.int64)
-        self.measurer = native.Measurer() if native.Measurer is not None else None
+        self.measurer: native.Measurer | None = None
+        if native.Measurer is not None:
+            self.measurer = native.Measurer()
         self.observe: Callable[[Tensor, int, int, int, bool], int] = _refuse
         self.saturating: dict[int, Saturation] = {}
         self.active: dict[int, bytes] = {}
@@ -95,14 +99,13 @@ class HostTable:
         places = room * _PLACES
         self.rows = _longer(native.table(room), self, "rows")
         self.sampled = _longer(np.full(room, -1, dtype=np.int32), self, "sampled")
-        self.buckets = _longer(
-            np.zeros((room, exponents.BUCKETS), dtype=np.uint16), self, "buckets"
-        )
+        counts = np.zeros((room, exponents.BUCKETS), dtype=np.uint16)
+        self.buckets = _longer(counts, self, "buckets")
         self.sites = _longer(np.zeros(places, dtype=np.int32), self, "sites")
         self.at = _longer(np.zeros(places, dtype=np.int64), self, "at")
         self.saturated = _longer(np.full(places, -1, dtype=np.int32), self, "saturated")
         if self.measurer is not None:
-            arrays = (
+            self.measurer.use_arrays(
                 self.rows,
                 self.sampled,
                 self.buckets,
@@ -111,7 +114,6 @@ class HostTable:
                 self.saturated,
                 self.counts,
             )
-            self.measurer.use_arrays(*arrays)
             self.observe = self.measurer.observe
 
     def saturates(self, site: int, saturation: Saturation) -> None:
@@ -141,11 +143,12 @@ class HostTable:
     def place(self, site: int, row: int) -> None:
         """Assign a row to a site, at the next place."""
         places = int(self.counts[1])
-        self.sites[places], self.at[places] = site, row
+        self.sites[places] = site
+        self.at[places] = row
         self.counts[1] += 1
 
     def draw_for_last(self, value: Tensor) -> None:
-        """Draw elements for the last measurement, from its value or from the outputs that decide on saturation."""
+        """Draw elements for the last measurement, from its value or the outputs that decide."""
         if self.measurer is not None and self.measurer.draw_for_last(value):
             return
         row, place = self.counts.tolist()
@@ -157,33 +160,42 @@ class HostTable:
             self.saturated[place - 1] = saturation.count(some)
 
     def activate(self, value: Tensor, dim: int) -> None:
-        """Record which channels of the last measured value are active, along a dimension: one bit for each."""
-        found = native.channels_above_zero(value, dim)
-        active = bits(reduce.channels(value, dim).float().numpy()) if found is None else found
+        """Record which channels of the last measured value are active: one bit for each."""
+        active = native.channels_above_zero(value, dim)
+        if active is None:
+            active = bits(reduce.channels(value, dim).float().numpy())
         self.active[int(self.counts[1]) - 1] = active
 
     def observe_all(
         self, sites: Sequence[int], values: Sequence[Tensor], what: int, *, draws: bool
     ) -> Sequence[int]:
-        """Measure a value at each of many sites; returns the indices of those that one native call could not measure."""
+        """Measure a value at each of many sites.
+
+        Returns:
+            The indices of those that one native call could not measure.
+        """
         self.make_room(len(values))
         if self.measurer is None:
             return range(len(values))
         refused: list[int] = self.measurer.observe_all(values, sites, what, draws)
         return refused
 
-    def put(self, sites: Sequence[int], counts: Sequence[int], squares: Sequence[float]) -> None:
+    def put(
+        self,
+        sites: Sequence[int],
+        counts: Sequence[int],
+        squares: Sequence[float],
+    ) -> None:
         """Add known sums of squares, one a site, with the number of elements that each is of."""
-        first, more = self.make_room(len(sites)), len(sites)
-        places = int(self.counts[1])
-        self.rows[first : first + more, 1], self.rows[first : first + more, len(STATISTICS)] = (
-            squares,
-            counts,
-        )
-        self.sites[places : places + more], self.at[places : places + more] = (
-            sites,
-            range(first, first + more),
-        )
+        more = len(sites)
+        first = self.make_room(more)
+        rows = slice(first, first + more)
+        self.rows[rows, STATISTICS.index("sumsq")] = squares
+        self.rows[rows, len(STATISTICS)] = counts
+        place = int(self.counts[1])
+        places = slice(place, place + more)
+        self.sites[places] = sites
+        self.at[places] = range(first, first + more)
         self.counts += more
 
     def drop(self, sites: Collection[int]) -> None:
@@ -198,7 +210,10 @@ class HostTable:
         here[places[-1:]] = -1
 
     def spoiled(self) -> bool:
-        """Whether a row has neither a finite sum nor a finite sum of squares; an unmeasured row has NaN in both."""
+        """Whether a row has neither a finite sum nor a finite sum of squares.
+
+        An unmeasured row has NaN in both.
+        """
         return not np.isfinite(self.rows[: self.used, :2]).any(axis=1).all()
 
     def end(self) -> DevicePart:
@@ -213,8 +228,12 @@ class HostTable:
             self.saturated[:places].copy(),
             self.active,
         )
-        self.rows[:used], self.sampled[:used], self.buckets[:used] = np.nan, -1, 0
-        self.saturated[:places], self.counts[:], self.active = -1, 0, {}
+        self.rows[:used] = np.nan
+        self.sampled[:used] = -1
+        self.buckets[:used] = 0
+        self.saturated[:places] = -1
+        self.counts[:] = 0
+        self.active = {}
         if self.measurer is not None:
             self.measurer.forget()
         return part
@@ -241,4 +260,6 @@ def _longer(fresh: NDArray[Any], table: HostTable, name: str) -> NDArray[Any]:
 
 def bits(maxima: Any) -> bytes:
     """Return one bit for each channel: whether its maximum is above zero."""
-    return np.packbits(maxima > 0).tobytes() if len(maxima) else b""
+    if not len(maxima):
+        return b""
+    return np.packbits(maxima > 0).tobytes()

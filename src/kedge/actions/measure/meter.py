@@ -26,8 +26,7 @@ from kedge.actions.measure import reduce
 from kedge.actions.measure.finished import FinishedSteps
 from kedge.actions.measure.host import HostTable
 from kedge.actions.measure.results import KeptSteps, MeasuredValues
-from kedge.actions.measure.roles import role_of
-from kedge.actions.measure.site_table import MeasuredSite, SiteTable
+from kedge.actions.measure.site_table import MeasuredSite, SiteTable, role_of
 from kedge.actions.measure.values import MEASURED, StepValues
 from kedge.actions.naming import check_kept, each_operation
 from kedge.calls.arguments import called_as, described
@@ -67,14 +66,18 @@ class Meter(MeasuredValues):
     def __init__(
         self, what: What = "full", *, keep: int | None = 1000, recomputes: bool = False
     ) -> None:
-        self.what, self.recomputes = what, recomputes
-        self.level, self.muted, self.draws = FULL, False, False
+        self.what = what
+        self.recomputes = recomputes
+        self.level = FULL
+        self.muted = False
+        self.draws = False
         host = HostTable()
         self.sites = SiteTable(host.saturates)
         self.kept = KeptSteps(keep)
         self.finished = FinishedSteps(self.kept)
         self._values = StepValues(self.sites, host, self.finished.departures)
-        self.events, self.seconds = 0, 0.0
+        self.events = 0
+        self.seconds = 0.0
         self.lock = threading.RLock()
         self._makers: dict[tuple[str, bool], Callable[[Site], Measure]] = {}
         self._rows_of_leaves: dict[Site, dict[str, str]] = {}
@@ -84,7 +87,7 @@ class Meter(MeasuredValues):
         return f"measure({self.what!r})"
 
     def bind(self, site: Site) -> Act:
-        """Return the function that measures a site's values; if it matches operations, each of them separately."""
+        """Return the function that measures a site's values, those of each operation separately."""
         if site.op is None:
             return self._timed(self._measure_at(site))
         return each_operation(site, lambda operation: self._timed(self._measure_at(operation)))
@@ -100,8 +103,13 @@ class Meter(MeasuredValues):
         return act
 
     def bind_value(self, site: Site) -> Measure | None:
-        """Return the function that measures values without an event; None for operations, which the event identifies."""
-        return self._measure_at(site) if site.op is None else None
+        """Return the function that measures values without an event.
+
+        It is None for operations, which the event identifies.
+        """
+        if site.op is not None:
+            return None
+        return self._measure_at(site)
 
     def _measure_at(self, site: Site) -> Measure:
         kind = site.kind, site.leaf is None
@@ -110,13 +118,11 @@ class Meter(MeasuredValues):
         return self._makers[kind](site)
 
     def _maker(self, like: Site) -> Callable[[Site], Measure]:
-        """Return what makes the functions of all sites of a kind, which share all that is the kind's."""
-        forward, role, values, host = (
-            not like.is_gradient,
-            role_of(like),
-            self._values,
-            self._values.host,
-        )
+        """Return what makes the functions of all sites of a kind, which share all that is its own."""
+        forward = not like.is_gradient
+        role = role_of(like)
+        values = self._values
+        host = values.host
         apart = like.leaf is None and like.kind in _APART
 
         def at(site: Site) -> Measure:
@@ -160,7 +166,10 @@ class Meter(MeasuredValues):
         return at
 
     def note_leaf(self, site: Site) -> None:
-        """Note, in the forward, that a leaf comes at a site, or will with a gradient; the first of all names the row."""
+        """Note, in the forward, that a leaf comes at a site, or will with a gradient.
+
+        The first of all names the row.
+        """
         if site.kind in _APART and site.leaf is not None:
             _row_of(site.leaf, self._rows_of(site))
 
@@ -172,7 +181,10 @@ class Meter(MeasuredValues):
     def observe_all(
         self, seats: Sequence[MeasuredSite], values: Sequence[Tensor], step: int
     ) -> None:
-        """Measure one value for each of many sites that belong to no module, by one native call where possible."""
+        """Measure one value for each of many sites that belong to no module.
+
+        That is one native call where possible.
+        """
         with self.lock:
             if step != self._values.step:
                 self._begin(step)
@@ -201,15 +213,18 @@ class Meter(MeasuredValues):
     def _begin(self, step: int) -> None:
         if self._values.step >= 0 or self.finished:  # values of another step are left
             self.flush()
-        what = "norm" if self.level == LIGHT else self.what
+        what: What = "norm" if self.level == LIGHT else self.what
         self._values.begin(step, what, level=self.level, draws=self.draws)
 
     def spoiled(self) -> bool:
-        """Whether this step has non-finite values; true on a GPU if it has any values, because reading them would wait."""
+        """Whether this step has non-finite values.
+
+        It is true on a GPU if the step has any values, because reading them would wait.
+        """
         return self._values.spoiled()
 
     def withdraw(self, site: Site) -> None:
-        """Discard this step's last measurement at a site, of a value that was a part of the one that comes."""
+        """Discard this step's last measurement at a site, of a part of the value that comes."""
         with self.lock:
             seat = self.sites.seats.get(site)
             if seat is not None:
@@ -217,8 +232,11 @@ class Meter(MeasuredValues):
 
     def drop(self, seats: Sequence[MeasuredSite] | None = None) -> None:
         """Discard this step's measurements, at some sites or at all."""
+        ids = None
+        if seats is not None:
+            ids = {seat.id for seat in seats}
         with self.lock:
-            self._values.drop(None if seats is None else {seat.id for seat in seats})
+            self._values.drop(ids)
 
     def flush(self, *, finite: bool = False) -> None:
         """End the step: start copying its tables to the host, and pass on those that have arrived.
@@ -243,13 +261,20 @@ def _row_of(leaf: str, rows: dict[str, str]) -> str:
         return rows[leaf]
     if len(rows) > _MOST_LEAVES:
         return _REST
-    name = leaf if rows else ""
+    name = ""
+    if rows:
+        name = leaf
     rows[leaf] = name
     return name
 
 
 @called_as('with kedge.hook(model, "layer4", kedge.measure()) as stats: model(x)')
-def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = False) -> Meter:
+def measure(
+    what: What = "full",
+    *,
+    keep: int | None = 1000,
+    recomputes: bool = False,
+) -> Meter:
     """Measure statistics of the value in each step: an action for `kedge.hook`.
 
     There is one row of statistics for each site and step; several calls and passes of one step are

@@ -58,7 +58,7 @@ def transforms(value: Tensor) -> bool:
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Suspend active transforms, modes and traces for the length of the block, so that they do not include measuring.
+    """Suspend active transforms, modes and traces, so that they do not include measuring.
 
     Transforms refuse to write to tensors that they did not make, fake tensors hold no data, and a
     traced graph would contain Kedge's operations, and write to its tables at each run.
@@ -68,7 +68,7 @@ def plainly() -> Iterator[None]:
 
 
 def norm(x: Tensor, slot: StatisticsRow) -> None:
-    """Write the sum of squares, and the sum, which is finite if every element is: squares of finite elements may overflow."""
+    """Write the sum of squares, which may overflow, and the sum, finite if every element is."""
     if x.dtype is slot.sumsq.dtype:
         torch.dot(x, x, out=slot.sumsq)
     else:
@@ -80,8 +80,10 @@ def finite(x: Tensor, slot: StatisticsRow) -> None:
     """Write the sum, which is finite if every element is."""
     if x.dtype is slot.sum.dtype:
         torch.sum(x, 0, out=slot.sum)
+    elif x.dtype in _HALF:
+        slot.sum.copy_(x.sum(dtype=torch.float32))
     else:
-        slot.sum.copy_(x.sum(dtype=torch.float32) if x.dtype in _HALF else x.sum())
+        slot.sum.copy_(x.sum())
 
 
 def full(x: Tensor, slot: StatisticsRow) -> None:
@@ -94,9 +96,8 @@ def full(x: Tensor, slot: StatisticsRow) -> None:
         slot.min.copy_(x.amin())
         slot.max.copy_(x.amax())
     slot.nonzero.copy_(torch.count_nonzero(x))
-    slot.nonfinite.copy_(
-        torch.count_nonzero(x - x)
-    )  # zero if finite, else NaN: two kernels, where `isfinite` takes four
+    # Zero if finite, else NaN: two kernels, where `isfinite` takes four.
+    slot.nonfinite.copy_(torch.count_nonzero(x - x))
     slot.nan.copy_(torch.count_nonzero(x != x))  # noqa: PLR0124 - only NaN differs from itself
 
 
@@ -109,7 +110,9 @@ def channels(value: Tensor, dim: int) -> Tensor:
     """Return the largest value of each channel."""
     others = [d for d in range(value.dim()) if d != dim % value.dim()]
     value = value.detach()
-    return torch.amax(value, dim=others) if others else value
+    if not others:
+        return value
+    return torch.amax(value, dim=others)
 
 
 def _squares(x: Tensor) -> Tensor:

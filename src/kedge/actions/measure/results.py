@@ -46,23 +46,22 @@ class KeptSteps:
 
     def statistics(self, seat: MeasuredSite) -> list[Statistics]:
         """Return the statistics of a site, one a step."""
-        parts = [part for parts in self.steps.values() for part in parts]
-        found = (
-            (part, i) for part in parts for i in np.flatnonzero(part["site"] == seat.id).tolist()
-        )
+        found = []
+        for part in chain.from_iterable(self.steps.values()):
+            places = np.flatnonzero(part["site"] == seat.id).tolist()
+            found += [(part, place) for place in places]
         rows = _tabulated(found).all(seat.id + 1).of(seat.id)
         return _each([seat.site] * len(rows), rows)
 
     def newest(self, seats: Collection[MeasuredSite]) -> list[Statistics]:
-        """Return the statistics of some sites, each in its newest step; sites without any are left out."""
+        """Return the statistics of the sites that have any, each in its newest step."""
         found = self._newest_rows().find({seat.id for seat in seats})
         there = [seat for seat in seats if seat.id in found]
         if not there:
             return []
-        table = _tabulated(place for places in found.values() for place in places).all(
-            max(found) + 1
-        )
-        return _each([seat.site for seat in there], _joined([table.of(seat.id) for seat in there]))
+        table = _tabulated(chain.from_iterable(found.values())).all(max(found) + 1)
+        rows = _joined([table.of(seat.id) for seat in there])
+        return _each([seat.site for seat in there], rows)
 
     def present(self, seats: Collection[MeasuredSite]) -> list[MeasuredSite]:
         """Return those of some sites that have statistics."""
@@ -71,10 +70,9 @@ class KeptSteps:
 
     def _newest_rows(self) -> NewestRows:
         """Return the rows of each site in its newest step, by one object until the next step."""
-        newest = self._newest
-        if newest is None:
-            newest = self._newest = NewestRows(self.steps[number] for number in sorted(self.steps))
-        return newest
+        if self._newest is None:
+            self._newest = NewestRows(self.steps[number] for number in sorted(self.steps))
+        return self._newest
 
 
 class NewestRows:
@@ -101,22 +99,24 @@ class NewestRows:
 
 
 def _tabulated(rows: Iterable[tuple[Mapping[str, Any], int]]) -> StatsTable:
-    return tabulate(
-        {"step": part["step"], **{name: part[name][i] for name in _READ}} for part, i in rows
-    )
+    values = []
+    for part, place in rows:
+        row = {name: part[name][place] for name in _READ}
+        values.append({"step": part["step"], **row})
+    return tabulate(values)
 
 
 def _joined(rows: Sequence[Rows]) -> Rows:
     """Return the rows of several sites as those of one, so that their figures are computed at once."""
     if len(rows) == 1:
         return rows[0]
-    columns: dict[str, Any] = {
-        name: [getattr(one, name) for one in rows] for name in Rows.__dataclass_fields__
-    }
-    for name, parts in columns.items():
-        columns[name] = (
-            tuple(chain.from_iterable(parts)) if name in BINARY else np.concatenate(parts)
-        )
+    columns: dict[str, Any] = {}
+    for name in Rows.__dataclass_fields__:
+        parts = [getattr(one, name) for one in rows]
+        if name in BINARY:
+            columns[name] = tuple(chain.from_iterable(parts))
+        else:
+            columns[name] = np.concatenate(parts)
     return Rows(**columns)
 
 
@@ -183,8 +183,9 @@ class Statistics:
 
     def __str__(self) -> str:
         """The statistics in one line."""
-        shown = "  ".join(f"{n} {getattr(self, n):.4g}" for n in _COLUMNS)
-        return f"{self.name}  step {self.step}  count {self.count}  {shown}  nonfinite {self.nonfinite:g}"
+        figures = "  ".join(f"{name} {getattr(self, name):.4g}" for name in _COLUMNS)
+        head = f"{self.name}  step {self.step}  count {self.count}"
+        return f"{head}  {figures}  nonfinite {self.nonfinite:g}"
 
     def _repr_html_(self) -> str:
         """The line as a table for a notebook."""
@@ -198,29 +199,27 @@ def _each(sites: Sequence[Site], rows: Rows) -> list[Statistics]:
     """Return the statistics of rows, each of its site."""
     given = ("step", "calls", "count", "nonzero", "sum", "sumsq")
     columns = {name: getattr(rows, name).tolist() for name in given}
-    columns |= {name: rows.statistic(name).tolist() for name in STATISTICS if name not in given}
-    return [
-        Statistics(name=str(site), **{name: values[i] for name, values in columns.items()})
-        for i, site in enumerate(sites)
-    ]
+    for name in STATISTICS:
+        if name not in given:
+            columns[name] = rows.statistic(name).tolist()
+    found = []
+    for i, site in enumerate(sites):
+        figures = {name: values[i] for name, values in columns.items()}
+        found.append(Statistics(name=str(site), **figures))
+    return found
 
 
 def table_of(found: Sequence[Statistics]) -> Table:
     """Return the statistics of several sites as a table, a row a site."""
-    rows = [
-        (
-            s.name,
-            s.step,
-            f"{s.count:,}",
-            *(f"{getattr(s, name):.4g}" for name in _COLUMNS),
-            f"{s.nonfinite:g}",
-        )
-        for s in found
-    ]
+    rows = []
+    for one in found:
+        figures = [f"{getattr(one, name):.4g}" for name in _COLUMNS]
+        rows.append((one.name, one.step, f"{one.count:,}", *figures, f"{one.nonfinite:g}"))
+    note = ""
+    if not rows:
+        note = "nothing is measured yet"
     columns = ("site", "step", "count", *_COLUMNS, "not finite")
-    return Table(
-        columns, rows, "m" + "r" * (len(columns) - 1), "" if rows else "nothing is measured yet"
-    )
+    return Table(columns, rows, "m" + "r" * (len(columns) - 1), note)
 
 
 class MeasuredValues:
@@ -248,7 +247,7 @@ class MeasuredValues:
     def records(self, name: str) -> list[Any]:
         """Return the statistics of a site, one a step."""
         self.finish()
-        return [one for seat in self._named(name) for one in self.kept.statistics(seat)]
+        return list(chain.from_iterable(map(self.kept.statistics, self._named(name))))
 
     def names(self) -> list[str]:
         """Return the names of the sites, in the order in which they first fired."""
@@ -259,9 +258,9 @@ class MeasuredValues:
         """Return a table of some sites, or of all, in the newest step of each."""
         self.finish()
         seats = self._seats()
-        return table_of(
-            self.kept.newest([seats[name] for name in (seats if names is None else names)])
-        )
+        if names is None:
+            names = seats.keys()
+        return table_of(self.kept.newest([seats[name] for name in names]))
 
     def _repr_html_(self) -> str:
         """The table for a notebook."""
@@ -270,16 +269,15 @@ class MeasuredValues:
     def _seats(self) -> dict[str, MeasuredSite]:
         """Return the sites that have statistics, by name."""
         seats = list(self.sites.seats.values())
-        names = dict(
-            zip((seat.id for seat in seats), names_at(seat.site for seat in seats), strict=True)
-        )
-        return {names[seat.id]: seat for seat in self.kept.present(seats)}
+        names = names_at(seat.site for seat in seats)
+        present = {seat.id for seat in self.kept.present(seats)}
+        by_name = zip(names, seats, strict=True)
+        return {name: seat for name, seat in by_name if seat.id in present}
 
     def _named(self, name: str) -> list[MeasuredSite]:
         found = self.sites.named(name)
-        if (
-            len(found) > 1 and single(name).leaf is None
-        ):  # the row of the first tensor has the name without a leaf
+        # The row of the first tensor has the name without a leaf.
+        if len(found) > 1 and single(name).leaf is None:
             found = [seat for seat in found if seat.site.leaf is None] or found
         if len(found) > 1:
             names = ", ".join(f'"{seat.site}"' for seat in found)

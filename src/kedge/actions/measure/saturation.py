@@ -19,7 +19,9 @@ _ROUNDING = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 @dataclass(frozen=True)
 class Saturation:
-    """The outputs at which an activation is flat: those up to `low`, and those from `high` on. NaN is not flat.
+    """The outputs at which an activation is flat: those up to `low`, and those from `high` on.
+
+    NaN is not flat.
 
     Attributes:
         low: The lower limit.
@@ -39,13 +41,10 @@ class Saturation:
         return value.detach().amax(self.dim)
 
     def rounded(self, dtype: torch.dtype) -> Saturation:
-        """Return the same with limits rounded to a dtype, at which an activation that cuts values off does so."""
+        """Return the same with limits rounded to a dtype, where an activation cuts values off."""
         if dtype not in _ROUNDING:
             return self
-        low, high = (
-            float(torch.tensor(border, dtype=dtype, device="cpu"))
-            for border in (self.low, self.high)
-        )
+        low, high = torch.tensor([self.low, self.high], dtype=dtype, device="cpu").tolist()
         return replace(self, low=low, high=high)
 
     def count(self, outputs: NDArray[np.floating]) -> int:
@@ -61,8 +60,10 @@ _FLAT_OUTPUTS = {
     "softsign": (math.sqrt(FLAT) - 1, 1 - math.sqrt(FLAT)),
     "softmax": (_SIGMOID, 1 - _SIGMOID),
 }
-"""The outputs at which the derivative is `FLAT`: ``1 - y**2``, ``y * (1 - y)``, ``(1 - abs(y))**2`` and, for a softmax
-output by its own input, ``y * (1 - y)``.
+"""The outputs at which the derivative is `FLAT`.
+
+It is ``1 - y**2``, ``y * (1 - y)``, ``(1 - abs(y))**2`` and, for a softmax output by its own input,
+``y * (1 - y)``.
 """
 
 
@@ -74,5 +75,10 @@ def saturation(how: str, numbers: Sequence[float] = ()) -> Saturation:
         numbers: For "softmax" its dimension; for "between" the lower and the upper output at which
             it becomes flat.
     """
-    low, high = numbers if how == "between" else _FLAT_OUTPUTS[how]
-    return Saturation(low, high, int(numbers[0]) if how == "softmax" else None)
+    if how == "between":
+        low, high = numbers
+        return Saturation(low, high)
+    low, high = _FLAT_OUTPUTS[how]
+    if how == "softmax":
+        return Saturation(low, high, int(numbers[0]))
+    return Saturation(low, high)

@@ -8,11 +8,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kedge import native
 from kedge.actions.measure.saturation import Saturation, saturation
 from kedge.sites.language import single
 from kedge.sites.names import kind_meant, site_named
 from kedge.sites.site import Site
 from kedge.sites.spread import Spread, spread_of
+
+_ROLES = {
+    "out": native.AS_OUTPUT,
+    "in": native.AS_INPUT,
+    **dict.fromkeys(("param", "param.grad", "param.acc", "grad", "acc"), native.AS_LASTING),
+}
+
+
+def role_of(site: Site) -> int:
+    """Return the role of a site's values in the native measurer."""
+    return _ROLES.get(site.kind, native.AS_VALUE)
 
 
 @dataclass
@@ -70,32 +82,46 @@ class SiteTable:
         known = self.seats.get(site)
         if known is not None:
             return known
-        dim = self._channel_dim(site, value)
-        node = value.grad_fn.name() if value.grad_fn is not None else None
-        dtype = str(value.dtype).removeprefix("torch.")
-        shape, channels = (
-            () if value.is_nested else tuple(value.shape),
-            None if dim is None else value.shape[dim],
-        )
         seat = MeasuredSite(
-            site, len(self.seats), shape, dtype, channels, (), node, spread=spread_of(value)
+            site=site,
+            id=len(self.seats),
+            shape=(),
+            dtype=str(value.dtype).removeprefix("torch."),
+            channels=None,
+            sources=(),
+            node=None,
+            spread=spread_of(value),
         )
+        if not value.is_nested:
+            seat.shape = tuple(value.shape)
+        dim = self._channel_dim(site, value)
+        if dim is not None:
+            seat.channels = value.shape[dim]
+        if value.grad_fn is not None:
+            seat.node = value.grad_fn.name()
         self.seats[site] = seat
         self._learn_specials(seat)
         return seat
 
     def total_seat(self, site: Site, size: int, spread: Spread | None) -> MeasuredSite:
-        """Return the entry of a site that stands for many tensors with `size` elements in all, spread over the ranks."""
+        """Return the entry of a site that stands for many tensors with `size` elements in all."""
         seat = self.seats.get(site)
         if seat is None:
             seat = MeasuredSite(
-                site, len(self.seats), (size,), "float32", None, (), None, spread=spread
+                site=site,
+                id=len(self.seats),
+                shape=(size,),
+                dtype="float32",
+                channels=None,
+                sources=(),
+                node=None,
+                spread=spread,
             )
             self.seats[site] = seat
         return seat
 
     def saturates(self, path: str, how: str, numbers: Sequence[float]) -> None:
-        """Set how the activation at a path saturates; see `kedge.actions.measure.saturation.saturation`."""
+        """Set how the activation at a path saturates; see `saturation`."""
         self._saturations[path] = saturation(how, numbers)
         for seat in self.seats.values():
             if seat.site.path == path:
@@ -103,21 +129,27 @@ class SiteTable:
 
     def _learn_specials(self, seat: MeasuredSite) -> None:
         """Determine which extra figures the site needs: saturation, and the activity of channels."""
-        known = self._saturations.get(seat.site.path) if seat.site.kind == "out" else None
-        if known is not None:
+        seat.is_special = seat.channels is not None
+        known = self._saturations.get(seat.site.path)
+        if known is not None and seat.site.kind == "out":
             known = known.rounded(getattr(torch, seat.dtype))
             self._on_saturation(seat.id, known)
-        seat.is_special = seat.channels is not None or (known is not None and known.dim is not None)
+            if known.dim is not None:
+                seat.is_special = True
 
     def tracked_dim(self, seat: MeasuredSite, value: Tensor) -> int | None:
         """Return the channel dimension of a value; None where channel activity is not tracked."""
         dim = self._channel_dim(seat.site, value)
-        return dim if dim is not None and seat.channels == value.shape[dim] else None
+        if dim is None or seat.channels != value.shape[dim]:
+            return None
+        return dim
 
     def _channel_dim(self, site: Site, value: Tensor) -> int | None:
         if site.kind != "out" or site.path not in self.channel_dims or value.dim() < 2:
             return None
-        return 1 if value.dim() != 3 else self.channel_dims[site.path]
+        if value.dim() == 3:
+            return self.channel_dims[site.path]
+        return 1
 
     def connect(self, seat: MeasuredSite, source: int | None) -> None:
         """Record the site whose output an input is; None if it is no site's output."""
@@ -126,12 +158,20 @@ class SiteTable:
             self.wires += 1
 
     def named(self, name: str) -> list[MeasuredSite]:
-        """Return the entries of the sites that a name stands for; only the one of exactly this name, if it is there."""
+        """Return the entries of the sites that a name stands for.
+
+        If there is one of exactly this name, it is the only one.
+        """
         term = single(name)
         exact = self.seats.get(site_named(name))
         if exact is not None:
             return [exact]
-        seats = [s for s in self.seats.values() if term.names(s.site)]
-        kind = kind_meant(term, {s.site.kind for s in seats})
-        seats = [s for s in seats if s.site.kind == kind and term.leaf in (None, s.site.leaf)]
-        return [s for s in seats if term.call in (None, s.site.call)]
+        named = [seat for seat in self.seats.values() if term.names(seat.site)]
+        kind = kind_meant(term, {seat.site.kind for seat in named})
+        found = []
+        for seat in named:
+            site = seat.site
+            is_leaf = term.leaf in (None, site.leaf)
+            if site.kind == kind and is_leaf and term.call in (None, site.call):
+                found.append(seat)
+        return found

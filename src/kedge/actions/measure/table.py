@@ -24,13 +24,15 @@ class HostCopy:
     """A copy on the host of numbers of a device, under way or still to begin; see `Departures`."""
 
     def __init__(self, departures: Departures, *, at_once: bool) -> None:
-        self._departures, self._at_once = departures, at_once
+        self._departures = departures
+        self._at_once = at_once
         self._numbers: NDArray[np.float32] | None = None
         self._arrived: torch.Event | None = None
 
     def begin(self, numbers: NDArray[np.float32], arrived: torch.Event | None) -> None:
         """Take the numbers, which can be read after an event; None stands for now."""
-        self._numbers, self._arrived = numbers, arrived
+        self._numbers = numbers
+        self._arrived = arrived
 
     def ready(self) -> bool:
         """Whether the numbers have arrived, so that reading does not wait."""
@@ -52,7 +54,7 @@ class HostCopy:
 
 
 class Departures:
-    """Collects the numbers that are to leave their devices, so that one copy of each device takes them all."""
+    """Collects the numbers that are to leave their devices, for one copy of each device."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Tensor, HostCopy]] = []
@@ -64,14 +66,22 @@ class Departures:
         return copy
 
     def send(self) -> None:
-        """Start copying all that was added, in one copy for each device; what fails, as without memory, is tried again."""
+        """Start copying all that was added, in one copy for each device.
+
+        What fails, as without memory, is tried again.
+        """
         waiting = list(self._waiting)
-        for device in dict.fromkeys(numbers.device for numbers, _ in waiting):
-            leaving = [(numbers, copy) for numbers, copy in waiting if numbers.device == device]
+        by_device: dict[torch.device, list[tuple[Tensor, HostCopy]]] = {}
+        for numbers, copy in waiting:
+            by_device.setdefault(numbers.device, []).append((numbers, copy))
+        for leaving in by_device.values():
             host, arrived = accelerators.to_host(torch.cat([numbers for numbers, _ in leaving]))
-            ends = np.cumsum([numbers.numel() for numbers, _ in leaving])[:-1]
-            for (_, copy), part in zip(leaving, np.split(host.numpy(), ends), strict=True):
-                copy.begin(part, arrived)
+            everything = host.numpy()
+            start = 0
+            for numbers, copy in leaving:
+                end = start + numbers.numel()
+                copy.begin(everything[start:end], arrived)
+                start = end
         del self._waiting[: len(waiting)]
 
 
@@ -96,20 +106,24 @@ class Snapshot(NamedTuple):
         return self.copy.ready()
 
     def seconds(self) -> float:
-        """The seconds that the device spent measuring, as far as it tells; 0 for the host, which has its own clock."""
+        """The seconds that the device spent measuring, as far as it tells.
+
+        They are 0 for the host, which has its own clock.
+        """
         return sum(accelerators.seconds(start, end) or 0.0 for start, end in self.spans)
 
     def numpy(self) -> tuple[NDArray[Any], NDArray[np.float32]]:
         """The rows and the wide numbers; waits for them if they have not arrived."""
-        numbers, size = (
-            self.copy.numpy(),
-            self.rows * len(STATISTICS) * np.dtype(self.dtype).itemsize // _WIDE,
-        )
-        return numbers[:size].view(self.dtype).reshape(-1, len(STATISTICS)), numbers[size:]
+        numbers = self.copy.numpy()
+        size = self.rows * len(STATISTICS) * np.dtype(self.dtype).itemsize // _WIDE
+        rows = numbers[:size].view(self.dtype).reshape(-1, len(STATISTICS))
+        return rows, numbers[size:]
 
 
 class DeviceTable:
-    """Rows on one device, allocated one by one and reused in the next step; in float64 where the native kernel writes them.
+    """Rows on one device, allocated one by one and reused in the next step.
+
+    They are in float64 where the native kernel writes them.
 
     Args:
         device: The device.
@@ -117,11 +131,9 @@ class DeviceTable:
     """
 
     def __init__(self, device: torch.device, departures: Departures) -> None:
-        self.device, self._departures, self.is_native = (
-            device,
-            departures,
-            on_device.available(device),
-        )
+        self.device = device
+        self._departures = departures
+        self.is_native = on_device.available(device)
         self.blocks: list[Tensor] = []
         self.slots: dict[int, StatisticsRow] = {}
         self.used = 0
@@ -135,15 +147,21 @@ class DeviceTable:
 
     def end(self, start: torch.Event | None) -> None:
         """Record the end of a measurement, given its start."""
-        end = None if start is None else accelerators.timed_mark(self.device)
-        if start is not None and end is not None:
+        if start is None:
+            return
+        end = accelerators.timed_mark(self.device)
+        if end is not None:
             self.spans.append((start, end))
 
     def reserve(self, count: int) -> int:
-        """Return the first of the next `count` rows, which are in one block, filled with NaN, which means not measured."""
+        """Return the first of the next `count` rows.
+
+        They are in one block, filled with NaN, which means not measured.
+        """
         if count > _BLOCK - self.used % _BLOCK:
             self.used += _BLOCK - self.used % _BLOCK
-        first, self.used = self.used, self.used + count
+        first = self.used
+        self.used = first + count
         if self.used > len(self.blocks) * _BLOCK:
             self._grow()
         return first
@@ -158,7 +176,8 @@ class DeviceTable:
         if slot is None:
             block, index = self.place(row)
             with torch.inference_mode(mode=False):
-                slot = self.slots[row] = StatisticsRow(block[index])
+                slot = StatisticsRow(block[index])
+            self.slots[row] = slot
         return slot
 
     def _grow(self) -> None:
@@ -184,20 +203,26 @@ class DeviceTable:
             with torch.inference_mode(mode=False):
                 more = self.wide.new_empty(max(count, len(self.wide), _BLOCK))
                 self.wide = torch.cat([self.wide, more])
-        start, self.wide_used = self.wide_used, self.wide_used + count
+        start = self.wide_used
+        self.wide_used = start + count
         return self.wide[start : self.wide_used]
 
     def take(self) -> Snapshot:
         """Have the used rows copied to the host, and reset the table."""
-        used, wide, spans = self.used, self.wide_used, self.spans
-        self.used, self.wide_used, self.spans = 0, 0, []
+        used = self.used
+        wide = self.wide[: self.wide_used]
+        spans = self.spans
+        self.used = 0
+        self.wide_used = 0
+        self.spans = []
+
         filled = self.blocks[: -(-used // _BLOCK)]
         parts = [block[: used - i * _BLOCK] for i, block in enumerate(filled)]
-        whole = torch.cat(
-            [*(part.reshape(-1).view(torch.float32) for part in parts), self.wide[:wide]]
-        )
+        numbers = [part.reshape(-1).view(torch.float32) for part in parts]
+        whole = torch.cat([*numbers, wide])
         for part in parts:
             part.fill_(float("nan"))
-        return Snapshot(
-            self._departures.add(whole), used, np.float64 if self.is_native else np.float32, spans
-        )
+        dtype: type[np.floating[Any]] = np.float32
+        if self.is_native:
+            dtype = np.float64
+        return Snapshot(self._departures.add(whole), used, dtype, spans)

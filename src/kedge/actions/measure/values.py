@@ -1,4 +1,4 @@
-"""The values of the current step: each is measured by one native call if possible, else by PyTorch's reductions."""
+"""The values of the current step, measured by one native call each or by PyTorch's reductions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from kedge.actions.measure import reduce
 from kedge.actions.measure.finished import FinishedStep
 from kedge.actions.measure.host import HostTable
 from kedge.actions.measure.reduced import ReducedValues
-from kedge.actions.measure.roles import role_of
 from kedge.actions.measure.saturation import Saturation
-from kedge.actions.measure.site_table import MeasuredSite, SiteTable
+from kedge.actions.measure.site_table import MeasuredSite, SiteTable, role_of
 from kedge.actions.measure.table import Departures
 from kedge.native import What
 from kedge.sites.leaves import untransformed
@@ -38,12 +37,20 @@ class StepValues:
         draws: Whether elements are drawn from each value.
     """
 
-    def __init__(self, sites: SiteTable, host: HostTable, departures: Departures) -> None:
+    def __init__(
+        self,
+        sites: SiteTable,
+        host: HostTable,
+        departures: Departures,
+    ) -> None:
         self.host = host
-        self.step, self.code, self.draws = -1, native.CODES["full"], False
+        self.step = -1
+        self.code = native.CODES["full"]
+        self.draws = False
         self._what: What = "full"
         self._level = FULL
-        self._sites, self._reduced = sites, ReducedValues(sites, host, departures)
+        self._sites = sites
+        self._reduced = ReducedValues(sites, host, departures)
 
     def begin(self, step: int, what: What, *, level: int, draws: bool) -> None:
         """Begin a step.
@@ -54,7 +61,9 @@ class StepValues:
             level: The level at which it is measured.
             draws: Whether elements are drawn where all statistics are computed.
         """
-        self.step, self._what, self._level = step, what, level
+        self.step = step
+        self._what = what
+        self._level = level
         self.code = native.CODES[what]
         self.draws = draws and not self.code
 
@@ -70,7 +79,13 @@ class StepValues:
             self._observe_inner(seat, inner)
         return seat
 
-    def observe(self, seat: MeasuredSite, value: Tensor, *, inner: bool = False) -> None:
+    def observe(
+        self,
+        seat: MeasuredSite,
+        value: Tensor,
+        *,
+        inner: bool = False,
+    ) -> None:
         """Measure a value, and the extra figures that its site needs.
 
         Args:
@@ -88,27 +103,42 @@ class StepValues:
             return
         if competing is not None and self.draws:
             self.host.draw_for_last(competing.deciding(value))
-        if seat.channels is not None and (dim := self._sites.tracked_dim(seat, value)) is not None:
-            self.host.activate(value, dim)
+        if seat.channels is not None:
+            dim = self._sites.tracked_dim(seat, value)
+            if dim is not None:
+                self.host.activate(value, dim)
 
     def _competing(self, seat: MeasuredSite) -> Saturation | None:
-        """Return the saturation of an activation where only its largest outputs decide; None where all outputs do."""
-        known = self.host.saturating.get(seat.id) if seat.is_special else None
-        return None if known is None or known.dim is None else known
+        """Return the saturation of an activation where only its largest outputs decide."""
+        if not seat.is_special:
+            return None
+        known = self.host.saturating.get(seat.id)
+        if known is None or known.dim is None:
+            return None
+        return known
 
     def _read(self, seat: MeasuredSite, value: Tensor, *, draws: bool) -> int:
         """Measure a value by one native call; returns the outcome, as flags of `kedge.native`."""
         return self.host.observe(value, seat.id, role_of(seat.site), self.code, draws)
 
     def _observe_inner(self, seat: MeasuredSite, inner: Tensor) -> None:
-        """Measure the tensor that a transform wraps, without channels: `vmap` may put the batch dimension anywhere."""
+        """Measure the tensor that a transform wraps, without channels.
+
+        `vmap` may put the batch dimension anywhere.
+        """
         seat.channels = None
         self.observe(seat, inner, inner=True)
 
     def settle(
-        self, seat: MeasuredSite, value: Tensor, done: int, *, draws: bool, inner: bool = False
+        self,
+        seat: MeasuredSite,
+        value: Tensor,
+        done: int,
+        *,
+        draws: bool,
+        inner: bool = False,
     ) -> int:
-        """Complete a measurement that one native call could not; returns the outcome, as flags of `kedge.native`.
+        """Complete a measurement that one native call could not.
 
         Args:
             seat: The site.
@@ -117,6 +147,9 @@ class StepValues:
             draws: Whether it was to draw elements.
             inner: Whether the value is the tensor that a transform wraps, while the transform is
                 suspended.
+
+        Returns:
+            The outcome, as flags of `kedge.native`.
         """
         host = self.host
         while done == native.NO_ROOM:
@@ -132,11 +165,17 @@ class StepValues:
                 self._observe_inner(seat, untransformed(value))
         return done
 
-    def observe_all(self, seats: Sequence[MeasuredSite], values: Sequence[Tensor]) -> None:
-        """Measure one value for each of many sites that belong to no module, by one native call where possible."""
-        for i in self.host.observe_all(
-            [seat.id for seat in seats], values, self.code, draws=self.draws
-        ):
+    def observe_all(
+        self,
+        seats: Sequence[MeasuredSite],
+        values: Sequence[Tensor],
+    ) -> None:
+        """Measure one value for each of many sites that belong to no module.
+
+        That is one native call where possible.
+        """
+        ids = [seat.id for seat in seats]
+        for i in self.host.observe_all(ids, values, self.code, draws=self.draws):
             self.observe(seats[i], values[i].detach())
 
     def add_squares(
@@ -156,7 +195,10 @@ class StepValues:
             self.host.put(*zip(*here, strict=True))
 
     def spoiled(self) -> bool:
-        """Whether the step has non-finite values; true on a GPU if it has any values, because reading them would wait."""
+        """Whether the step has non-finite values.
+
+        It is true on a GPU if the step has any values, because reading them would wait.
+        """
         if not (self.host.used or self._reduced.devices.measured):
             return False
         return bool(self._reduced.devices.tables) or self.host.spoiled()
@@ -176,11 +218,10 @@ class StepValues:
         self._reduced.devices.withdraw(site)
 
     def end(self) -> FinishedStep | None:
-        """End the step, and have its tables copied to the host; returns None if it has no measurements."""
-        step, self.step = (
-            self.step,
-            -1,
-        )  # later values, even of the same step, are measured at the level in force then
+        """End the step, and have its tables copied to the host; None if it has no measurements."""
+        step = self.step
+        # Later values, even of the same step, are measured at the level in force then.
+        self.step = -1
         if not (self.host.used or self._reduced.devices.measured):
             self._reduced.forget()
             return None

@@ -45,7 +45,9 @@ class RecordedModule:
     @cached_property
     def segments(self) -> tuple[str, ...]:
         """The parts of its path."""
-        return tuple(self.path.split(".")) if self.path else ()
+        if not self.path:
+            return ()
+        return tuple(self.path.split("."))
 
     @cached_property
     def fires(self) -> bool:
@@ -55,11 +57,10 @@ class RecordedModule:
     @cached_property
     def parameters(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """The names and shapes of its own parameters, sorted."""
-        own = {
-            site.path.rpartition(".")[2]: site.shape
-            for site in self.sites
-            if flow(site) in OF_PARAMETER
-        }
+        own = {}
+        for site in self.sites:
+            if flow(site) in OF_PARAMETER:
+                own[site.path.rpartition(".")[2]] = site.shape
         return tuple(sorted(own.items()))
 
     @cached_property
@@ -68,17 +69,15 @@ class RecordedModule:
         return next((site.shape[1:] for site in self.sites if flow(site) == "out"), ())
 
     def unlike(self, other: RecordedModule) -> list[str]:
-        """Return the names of the parameters that another module lacks or has in another shape, sorted.
+        """Return the names of the parameters that another lacks or has in another shape, sorted.
 
         What one run did not record because no optimizer held it is not lacking.
         """
-        ones, others = dict(self.parameters), dict(other.parameters)
+        ones = dict(self.parameters)
+        others = dict(other.parameters)
         unknown = (self.unheld - ones.keys()) | (other.unheld - others.keys())
-        return [
-            name
-            for name in sorted({*ones, *others} - unknown)
-            if ones.get(name) != others.get(name)
-        ]
+        known = sorted({*ones, *others} - unknown)
+        return [name for name in known if ones.get(name) != others.get(name)]
 
     @property
     def label(self) -> str:
@@ -93,27 +92,38 @@ class RecordedModule:
 
 
 def modules_of(recording: Recording) -> tuple[RecordedModule, ...]:
-    """Return the modules of a recording, without the losses: those that fire in the order of the data, then the others."""
+    """Return the modules of a recording, without the losses.
+
+    Those that fire come first, in the order of the data.
+    """
     own: dict[str, list[SiteInfo]] = {}
     for site in recording.sites:
         if flow(site) != "loss":
             own.setdefault(site.owner, []).append(site)
-    holders = {path[:i] for path in own for i in range(len(path)) if path[i] == "."}
-    if any(path and sites[0].root == own[""][0].root for path, sites in own.items() if "" in own):
-        holders.add("")
+
+    holders = set()
+    of_root = own.get("")
+    for path, sites in own.items():
+        holder, _, name = path.rpartition(".")
+        while holder:
+            holders.add(holder)
+            holder = holder.rpartition(".")[0]
+        if name and of_root and sites[0].root == of_root[0].root:
+            holders.add("")
+
     unheld: dict[str, set[str]] = {}
     for parameter in unheld_parameters(recording):
         owner, _, name = parameter.rpartition(".")
         unheld.setdefault(owner, set()).add(name)
-    modules = [
-        RecordedModule(path, tuple(sites), path not in holders, frozenset(unheld.get(path, ())))
-        for path, sites in own.items()
-    ]
+    modules = []
+    for path, sites in own.items():
+        lost = frozenset(unheld.get(path, ()))
+        modules.append(RecordedModule(path, tuple(sites), path not in holders, lost))
     return tuple(sorted(modules, key=_place))
 
 
 def _place(module: RecordedModule) -> tuple[bool, int]:
-    ids = [site.id for site in module.sites if flow(site) in FORWARD] or [
-        site.id for site in module.sites
-    ]
-    return not module.fires, min(ids)
+    sites = module.sites
+    if module.fires:
+        sites = tuple(site for site in sites if flow(site) in FORWARD)
+    return not module.fires, min(site.id for site in sites)

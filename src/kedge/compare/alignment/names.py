@@ -44,12 +44,24 @@ def unwrapped(modules: Iterable[RecordedModule]) -> dict[Name, RecordedModule]:
 
     Of two modules with the same name the inner one keeps it: the outer one is the wrapper.
     """
-    return {tuple(s for s in module.segments if s not in WRAPPERS): module for module in modules}
+    found = {}
+    for module in modules:
+        name = tuple(part for part in module.segments if part not in WRAPPERS)
+        found[name] = module
+    return found
 
 
-def without(modules: Iterable[RecordedModule], prefix: Name) -> dict[Name, RecordedModule]:
+def without(
+    modules: Iterable[RecordedModule],
+    prefix: Name,
+) -> dict[Name, RecordedModule]:
     """Return the modules whose paths begin with a prefix, by the rest of their paths."""
-    return {m.segments[len(prefix) :]: m for m in modules if m.segments[: len(prefix)] == prefix}
+    long = len(prefix)
+    found = {}
+    for module in modules:
+        if module.segments[:long] == prefix:
+            found[module.segments[long:]] = module
+    return found
 
 
 def by_name(a: Named, b: Named) -> Iterator[Pair]:
@@ -63,16 +75,14 @@ def by_name(a: Named, b: Named) -> Iterator[Pair]:
 
 def _moved(a: Named, b: Named) -> set[Name]:
     """Return the numbered containers whose children differ in type where both have one."""
-    children, others = _numbered(a), _numbered(b)
-    return {
-        name
-        for name in children.keys() & others.keys()
-        if not _have_same_types(children[name], others[name])
-    }
-
-
-def _have_same_types(a: Sequence[str], b: Sequence[str]) -> bool:
-    return all(one == other for one, other in zip(a, b, strict=False))
+    children = _numbered(a)
+    others = _numbered(b)
+    found = set()
+    for name in children.keys() & others.keys():
+        both = zip(children[name], others[name], strict=False)
+        if any(one != other for one, other in both):
+            found.add(name)
+    return found
 
 
 def _numbered(named: Named) -> dict[Name, list[str]]:
@@ -88,25 +98,32 @@ def _inside(name: Name, containers: set[Name]) -> bool:
     return any(name[:i] in containers and name[i].isdecimal() for i in range(len(name)))
 
 
-def prefixes(a: Sequence[RecordedModule], b: Sequence[RecordedModule]) -> tuple[Name, Name] | None:
+def prefixes(
+    a: Sequence[RecordedModule],
+    b: Sequence[RecordedModule],
+) -> tuple[Name, Name] | None:
     """Return the prefix to leave out of the paths of one side so that most names are the same.
 
     Returns:
         The prefixes of either side, one of them empty; None if leaving out any prefix makes fewer
         than two pairs.
     """
-    votes: Counter[tuple[Name, Name]] = Counter(
-        {((), prefix): n for prefix, n in _votes(a, b).items()}
-    )
-    votes.update({(prefix, ()): n for prefix, n in _votes(b, a).items()})
+    votes: dict[tuple[Name, Name], int] = {}
+    for prefix, number in _votes(a, b).items():
+        votes[(), prefix] = number
+    for prefix, number in _votes(b, a).items():
+        votes[prefix, ()] = number
     most = max(votes.values(), default=0)
     if most < LEAST_VOTES:
         return None
-    return min(pair for pair, n in votes.items() if n == most)
+    return min(pair for pair, number in votes.items() if number == most)
 
 
 def _votes(a: Sequence[RecordedModule], b: Sequence[RecordedModule]) -> Counter[Name]:
-    """Return for each beginning of paths in ``b`` the number of them that name a module of ``a`` without it."""
+    """Return the beginnings of paths in ``b`` without which they name a module of ``a``.
+
+    Each is counted with the paths that it stands before.
+    """
     types = {module.segments: module.type for module in a}
     votes: Counter[Name] = Counter()
     for module in b:

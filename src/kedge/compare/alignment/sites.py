@@ -37,7 +37,8 @@ PHASES = {
     "grad.norm": 4,
     "update": 5,
 }
-BACKWARD, LAST_PHASE = 3, 6
+BACKWARD = PHASES["out.grad"]
+LAST_PHASE = 6
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,7 +65,9 @@ class SameModule:
     @property
     def label(self) -> str:
         """Its name in A, and in B if that differs."""
-        return self.a.label if self.a.path == self.b.path else f"{self.a.label} = {self.b.label}"
+        if self.a.path == self.b.path:
+            return self.a.label
+        return f"{self.a.label} = {self.b.label}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,13 +88,15 @@ class SameSite:
 
     @property
     def phase(self) -> int:
-        """The part of a step in which it fires: parameters, forward, loss, backward, norms, updates."""
+        """The part of a step in which it fires, one of `PHASES`."""
         return PHASES.get(self.kind, LAST_PHASE)
 
     @property
     def text(self) -> str:
         """Its name in text: the site of A, and that of B if its text differs."""
-        return self.a.site if self.a.site == self.b.site else f"{self.a.site} = {self.b.site}"
+        if self.a.site == self.b.site:
+            return self.a.site
+        return f"{self.a.site} = {self.b.site}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,18 +121,17 @@ class Alignment:
 
     @cached_property
     def renames(self) -> tuple[tuple[str, str, int], ...]:
-        """Paths of A with their names in B, the most frequent first, and the number of modules with each."""
-        moved = Counter(
-            _moved(same.a, same.b) for same in self.modules if same.a.path != same.b.path
-        )
-        return tuple(
-            (*paths, n) for paths, n in sorted(moved.items(), key=lambda item: (-item[1], item[0]))
-        )
+        """Paths of A with their names in B and the number of modules with each, most first."""
+        renamed = [same for same in self.modules if same.a.path != same.b.path]
+        numbers = Counter(_moved(same.a, same.b) for same in renamed)
+        moved = [(*paths, number) for paths, number in numbers.items()]
+        return tuple(sorted(moved, key=lambda row: (-row[2], row[:2])))
 
 
 def _moved(a: RecordedModule, b: RecordedModule) -> tuple[str, str]:
     """Return the paths of two modules without their common end."""
-    ones, others = list(a.segments), list(b.segments)
+    ones = list(a.segments)
+    others = list(b.segments)
     while ones and others and ones[-1] == others[-1]:
         del ones[-1], others[-1]
     return ".".join(ones), ".".join(others)
@@ -142,27 +146,49 @@ def align(a: Recording, b: Recording) -> Alignment:
     found.leave_out_prefixes()
     found.match(alike, "structure")
     found.match(changed, "changed")
+
     place = {id(module): i for i, module in enumerate(ones)}
     modules = sorted(found.same, key=lambda same: place[id(same.a)])
-    sites = [pair for same in modules for pair in _sites(same)]
+    sites: list[SameSite] = []
+    for same in modules:
+        sites += _sites(same)
     sites += [*_norms(a, b, modules, sites), *_losses(a, b)]
+
+    taken = _taken(sites)
+    sites_a: list[SiteInfo] = []
+    sites_b: list[SiteInfo] = []
+    for same in modules:
+        sites_a += [site for site in same.a.sites if id(site) not in taken]
+        sites_b += [site for site in same.b.sites if id(site) not in taken]
     left_a, left_b = found.left
-    taken = {id(site) for same in sites for site in (same.a, same.b)}
     return Alignment(
         tuple(modules),
         tuple(sorted(sites, key=lambda same: (same.phase, same.a.id))),
         left_a,
         left_b,
-        tuple(site for same in modules for site in same.a.sites if id(site) not in taken),
-        tuple(site for same in modules for site in same.b.sites if id(site) not in taken),
+        tuple(sites_a),
+        tuple(sites_b),
     )
+
+
+def _taken(sites: Iterable[SameSite]) -> set[int]:
+    """Return the ids of the sites that are in a pair."""
+    found = set()
+    for same in sites:
+        found |= {id(same.a), id(same.b)}
+    return found
 
 
 class _Pairs:
     """The pairs found so far, and the modules that are left on either side."""
 
-    def __init__(self, a: Sequence[RecordedModule], b: Sequence[RecordedModule]) -> None:
-        self.a, self.b = tuple(a), tuple(b)
+    def __init__(
+        self,
+        a: Sequence[RecordedModule],
+        b: Sequence[RecordedModule],
+    ) -> None:
+        self.a = tuple(a)
+        self.b = tuple(b)
         self.same: list[SameModule] = []
         self._taken: set[int] = set()
 
@@ -175,39 +201,49 @@ class _Pairs:
         return tuple(module for module in modules if id(module) not in self._taken)
 
     def take(self, pairs: Iterable[Pair], how: How) -> int:
-        """Keep pairs; returns their number."""
-        found = list(pairs)
-        self.same += [SameModule(a, b, how) for a, b in found]
-        self._taken |= {id(module) for pair in found for module in pair}
-        return len(found)
+        """Keep the pairs of modules that are in none yet; returns their number."""
+        before = len(self.same)
+        for a, b in pairs:
+            if self._taken.isdisjoint((id(a), id(b))):
+                self.same.append(SameModule(a, b, how))
+                self._taken |= {id(a), id(b)}
+        return len(self.same) - before
 
-    def name(self, named: Callable[[Iterable[RecordedModule]], Named], how: How) -> None:
-        """Pair modules of the same name; the names of all modules show which numbered containers count."""
-        pairs = by_name(named(self.a), named(self.b))
-        self.take(
-            ((a, b) for a, b in pairs if id(a) not in self._taken and id(b) not in self._taken), how
-        )
+    def name(
+        self,
+        named: Callable[[Iterable[RecordedModule]], Named],
+        how: How,
+    ) -> None:
+        """Pair modules of the same name.
+
+        The names of all modules, also of those in a pair, show which numbered containers count.
+        """
+        self.take(by_name(named(self.a), named(self.b)), how)
 
     def leave_out_prefixes(self) -> None:
         """Pair modules of the same name except for its beginning."""
         for _ in range(MOST_PREFIXES):
             a, b = self.left
-            prefix = prefixes(a, b)
-            if prefix is None or not self.take(
-                by_name(without(a, prefix[0]), without(b, prefix[1])), "prefix"
-            ):
+            found = prefixes(a, b)
+            if found is None:
+                return
+            prefix_a, prefix_b = found
+            pairs = by_name(without(a, prefix_a), without(b, prefix_b))
+            if not self.take(pairs, "prefix"):
                 return
 
     def match(self, weigh: Weigh, how: How) -> None:
         """Pair by structure the modules that lie between the same pairs."""
-        pairs = [(same.a, same.b) for same in self.same]
-        self.take(
-            [pair for gap in gaps(self.a, self.b, pairs) for pair in aligned(gap, weigh)], how
-        )
+        known = [(same.a, same.b) for same in self.same]
+        for gap in gaps(self.a, self.b, known):
+            self.take(aligned(gap, weigh), how)
 
 
 def _sites(same: SameModule) -> Iterator[SameSite]:
-    """Yield pairs of the sites of two modules: by the rest of their texts, then by kind and shape, in order."""
+    """Yield pairs of the sites of two modules.
+
+    They have the rest of their texts in common, or else kind and shape, in order.
+    """
     others = {same.b.part(site): site for site in same.b.sites}
     left = []
     for site in same.a.sites:
@@ -217,34 +253,45 @@ def _sites(same: SameModule) -> Iterator[SameSite]:
         else:
             yield SameSite(site, other, same)
     for site in left:
-        other = next(
-            (o for o in others.values() if (flow(o), o.shape) == (flow(site), site.shape)), None
-        )
-        if other is not None:
-            del others[same.b.part(other)]
-            yield SameSite(site, other, same)
+        for part, other in others.items():
+            if flow(other) == flow(site) and other.shape == site.shape:
+                del others[part]
+                yield SameSite(site, other, same)
+                break
 
 
 def _norms(
     a: Recording, b: Recording, modules: Sequence[SameModule], sites: Sequence[SameSite]
 ) -> Iterator[SameSite]:
-    """Yield pairs of the norms of whole models, which have the path of a root that may itself have no pair."""
-    taken = {id(site) for same in sites for site in (same.a, same.b)}
-    roots = Counter((same.a.sites[0].root, same.b.sites[0].root) for same in modules)
+    """Yield pairs of the norms of whole models.
+
+    They have the path of a root, which may itself have no pair.
+    """
+    taken = _taken(sites)
+    modules_of_roots = Counter((same.a.sites[0].root, same.b.sites[0].root) for same in modules)
+    root_in_b: dict[int, int] = {}
+    for (root, other_root), _ in modules_of_roots.most_common():
+        root_in_b.setdefault(root, other_root)
+    first_modules: dict[int, SameModule] = {}
+    for same in modules:
+        first_modules.setdefault(same.a.sites[0].root, same)
+    norms_of_b: dict[int | None, SiteInfo] = {}
+    for site in b.of_kind("grad.norm"):
+        norms_of_b.setdefault(site.root, site)
+
     for site in a.of_kind("grad.norm"):
-        theirs = [other for (root, other), _ in roots.most_common() if root == site.root]
-        other = next((o for o in b.of_kind("grad.norm") if theirs and o.root == theirs[0]), None)
-        if other is not None and not {id(site), id(other)} & taken:
+        other = norms_of_b.get(root_in_b.get(site.root))
+        if other is not None and taken.isdisjoint((id(site), id(other))):
             taken |= {id(site), id(other)}
-            yield SameSite(site, other, next(m for m in modules if m.a.sites[0].root == site.root))
+            yield SameSite(site, other, first_modules[site.root])
 
 
 def _losses(a: Recording, b: Recording) -> Iterator[SameSite]:
     """Yield pairs of losses, which do not belong to modules, in the order of the program."""
     others = {site.path: site for site in b.of_kind("loss")}
     for site in a.of_kind("loss"):
-        if site.path in others:
-            sides = [
-                RecordedModule(one.path, (one,), leaf=True) for one in (site, others[site.path])
-            ]
-            yield SameSite(site, others[site.path], SameModule(sides[0], sides[1], "name"))
+        other = others.get(site.path)
+        if other is not None:
+            in_a = RecordedModule(site.path, (site,), leaf=True)
+            in_b = RecordedModule(other.path, (other,), leaf=True)
+            yield SameSite(site, other, SameModule(in_a, in_b, "name"))

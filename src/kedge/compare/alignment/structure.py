@@ -1,4 +1,4 @@
-"""Modules of two recordings that are the same by their place in the data's flow, their types and their shapes.
+"""Modules of two recordings that are the same by their place, their types and their shapes.
 
 # Note [Structure]
 Between two pairs of aligned modules, the others are two short lists in the order of the data. They
@@ -31,9 +31,12 @@ def gaps(
     a: Sequence[RecordedModule], b: Sequence[RecordedModule], pairs: Sequence[Pair]
 ) -> Iterator[Gap]:
     """Yield the modules of both sides that are not in a pair and follow the same pair."""
-    anchors = {id(module): i for i, pair in enumerate(pairs) for module in pair}
-    ones, others = _after(a, anchors), _after(b, anchors)
-    for anchor, left in ones.items():
+    anchors = {}
+    for number, (one, other) in enumerate(pairs):
+        anchors[id(one)] = number
+        anchors[id(other)] = number
+    others = _after(b, anchors)
+    for anchor, left in _after(a, anchors).items():
         if anchor in others:
             yield left, others[anchor]
 
@@ -63,7 +66,8 @@ def aligned(gap: Gap, weigh: Weigh) -> Iterator[Pair]:
     while i < len(a) and j < len(b):
         if weights[i, j] and best[i, j] == weights[i, j] + best[i + 1, j + 1]:
             yield a[i], b[j]
-            i, j = i + 1, j + 1
+            i += 1
+            j += 1
         elif best[i, j] == best[i, j + 1]:
             j += 1
         else:
@@ -101,7 +105,9 @@ def changed(a: Sequence[RecordedModule], b: Sequence[RecordedModule]) -> Weights
 def _name(module: RecordedModule) -> object:
     """Return the last part of a path; a number or an empty path equals only itself."""
     last = module.segments[-1:]
-    return last if last and not last[0].isdecimal() else id(module)
+    if not last or last[0].isdecimal():
+        return id(module)
+    return last
 
 
 def _equal(

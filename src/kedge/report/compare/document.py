@@ -17,17 +17,18 @@ from kedge.short_text import for_json
 
 
 def document(comparison: Comparison, verdict: Verdict, names: Names) -> dict[str, Any]:
-    """Return the object; numbers that JSON does not have are the strings "nan", "inf" and "-inf"."""
+    """Return the object; numbers that JSON does not have are strings: "nan", "inf", "-inf"."""
+    differs = {}
+    for found in circumstances(comparison.a, comparison.b):
+        differs[found.name] = {"a": found.a, "b": found.b}
     return {
         "a": names.a,
         "b": names.b,
         "parted": verdict.parted,
         "tolerance": comparison.tolerance,
         "cause": asdict(verdict.cause),
-        "first": None if verdict.first is None else _parting(verdict.first),
-        "differs": {
-            c.name: {"a": c.a, "b": c.b} for c in circumstances(comparison.a, comparison.b)
-        },
+        "first": _parting(verdict.first),
+        "differs": differs,
         "steps": {"both": comparison.steps.tolist(), "full": comparison.full},
         "sites": len(comparison.alignment.sites),
         "modules": [_line(line) for line in in_order_of_parting(lines(comparison))],
@@ -35,7 +36,9 @@ def document(comparison: Comparison, verdict: Verdict, names: Names) -> dict[str
     }
 
 
-def _parting(parting: Parting) -> dict[str, Any]:
+def _parting(parting: Parting | None) -> dict[str, Any] | None:
+    if parting is None:
+        return None
     return {
         "step": parting.step,
         "site": {"a": parting.same.a.site, "b": parting.same.b.site},
@@ -48,18 +51,23 @@ def _parting(parting: Parting) -> dict[str, Any]:
 
 
 def _line(line: ModuleDifference) -> dict[str, Any]:
-    paths = {"a": line.same.a.path, "b": line.same.b.path}
-    first = None if line.first is None else _parting(line.first)
-    return {"module": paths, "type": line.same.a.type, "first": first, "last": for_json(line.last)}
+    return {
+        "module": {"a": line.same.a.path, "b": line.same.b.path},
+        "type": line.same.a.type,
+        "first": _parting(line.first),
+        "last": for_json(line.last),
+    }
 
 
 def _alignment(alignment: Alignment) -> dict[str, Any]:
-    pairs = [same for same in alignment.modules if same.a.path != same.b.path or not same.kept]
+    renamed = []
+    for same in alignment.modules:
+        if same.a.path == same.b.path and same.kept:
+            continue
+        paths = {"a": same.a.path, "b": same.b.path}
+        renamed.append(paths | {"how": same.how, "changed": not same.kept})
     return {
-        "renamed": [
-            {"a": same.a.path, "b": same.b.path, "how": same.how, "changed": not same.kept}
-            for same in pairs
-        ],
+        "renamed": renamed,
         "only_a": _modules(alignment.only_a),
         "only_b": _modules(alignment.only_b),
         "sites_only_a": [site.site for site in alignment.sites_a],

@@ -1,4 +1,4 @@
-"""The first lines on two recordings: their names, the verdict, and the first place where they differ."""
+"""The first lines on two recordings: their names, the verdict, and where they differ first."""
 
 from __future__ import annotations
 
@@ -36,27 +36,33 @@ class Names:
 
 
 def head(comparison: Comparison, names: Names) -> Iterator[Text]:
-    """Yield the names and commands of the two recordings, and the differences of their circumstances."""
+    """Yield the names and commands of two recordings, and how their circumstances differ."""
     width = max(len(names.a), len(names.b))
-    for side, name, recording in (("A", names.a, comparison.a), ("B", names.b, comparison.b)):
+    sides = (("A", names.a, comparison.a), ("B", names.b, comparison.b))
+    for side, name, recording in sides:
+        line = Text.assemble((side, f"bold {SIDES[side]}"), f"  {name:<{width}}")
         command = recording.manifest.get("command")
-        line = f"  {typed(*command)}" if command else ""
-        yield Text.assemble((side, f"bold {SIDES[side]}"), f"  {name:<{width}}", (line, "dim"))
+        if command:
+            line.append(f"  {typed(*command)}", "dim")
+        yield line
     for found in circumstances(comparison.a, comparison.b):
-        text = Text(f"   {found.name}: ")
-        yield (
-            text.append(found.a or "-", SIDES["A"]).append(" → ").append(found.b or "-", SIDES["B"])
-        )
+        before = (found.a or "-", SIDES["A"])
+        after = (found.b or "-", SIDES["B"])
+        yield Text.assemble(f"   {found.name}: ", before, " → ", after)
 
 
 def told_verdict(verdict: Verdict) -> Iterator[Text]:
     """Yield the verdict: whether they part, the cause, and the first place."""
-    mark, style = PARTED if verdict.parted else SAME
+    mark, style = SAME
+    told = "first expected difference"
+    if verdict.parted:
+        mark, style = PARTED
+        told = "first difference"
     yield Text(f"{mark} {verdict.cause.headline}", style)
-    if verdict.first is not None:
-        told = "first difference" if verdict.parted else "first expected difference"
-        where = (f"step {verdict.first.step}, {verdict.first.same.text}", "bold")
-        yield Text.assemble(f"{told}: ", where, f": {told_parting(verdict.first)}")
+    first = verdict.first
+    if first is not None:
+        where = (f"step {first.step}, {first.same.text}", "bold")
+        yield Text.assemble(f"{told}: ", where, f": {told_parting(first)}")
     yield Text(verdict.cause.evidence, "dim")
 
 
@@ -68,23 +74,29 @@ def told_parting(parting: Parting) -> str:
 
 def told_distance(parting: Parting) -> str:
     """Return the distance of two values as text, in a form that suits its size."""
-    a, b, distance = parting.a, parting.b, parting.apart
+    a, b = parting.a, parting.b
+    distance = parting.apart
     if distance == float("inf"):
         return "one of them is not finite"
     if parting.statistic == "zero":
         return f"a difference of {percent(distance)} of the values"
     if a * b > 0 and not 1 / MANY_TIMES < b / a < MANY_TIMES:
         return f"B is {compact(b / a)} times A"
-    size = percent(distance) if distance >= LEAST_PERCENT else compact(distance)
-    if parting.ulps is None or parting.ulps > MOST_ULPS:
-        return f"{size} apart"
-    return f"{size} apart, {compact(parting.ulps)} ulp of {coarser(parting.same.a.dtype, parting.same.b.dtype)}"
+    if distance >= LEAST_PERCENT:
+        told = f"{percent(distance)} apart"
+    else:
+        told = f"{compact(distance)} apart"
+    if parting.ulps is not None and parting.ulps <= MOST_ULPS:
+        same = parting.same
+        told += f", {compact(parting.ulps)} ulp of {coarser(same.a.dtype, same.b.dtype)}"
+    return told
 
 
 def _digits(parting: Parting) -> tuple[str, str]:
     """Return two values with enough digits to differ."""
     for digits in DIGITS:
-        a, b = f"{parting.a:.{digits}g}", f"{parting.b:.{digits}g}"
+        a = f"{parting.a:.{digits}g}"
+        b = f"{parting.b:.{digits}g}"
         if a != b:
             break
     return a, b

@@ -17,6 +17,9 @@ from kedge.store.rows import Floats
 FORWARD = ("param", "in", "out")
 BACKWARD = ("out.grad", "param.grad", "grad.norm", "update")
 
+#: The most modules of a table with a line each, unless all are asked for.
+MOST_MODULES = 12
+
 EQUAL = "·"
 #: The lowest block stands for all distances below this; each further one for ten times as much.
 LOWEST = 1e-7
@@ -40,15 +43,26 @@ class ModuleDifference:
     course: Floats
 
     @property
+    def apart(self) -> float | None:
+        """Its distance where it parts first; None if it never does."""
+        if self.first is None:
+            return None
+        return self.first.apart
+
+    @property
     def last(self) -> float:
         """Its distance in the last step in which it was compared."""
         known = self.course[~np.isnan(self.course)]
-        return float(known[-1]) if len(known) else float("nan")
+        if not len(known):
+            return float("nan")
+        return float(known[-1])
 
 
 @dataclass(frozen=True, eq=False)
 class FoldedDifference:
-    """Modules whose paths differ only in numbers and that part in the same step at the same site, or one module alone.
+    """Modules that part in the same step at the same site, or one module alone.
+
+    Their paths differ only in numbers.
 
     Attributes:
         label: Their name in A, and in B if that differs.
@@ -72,15 +86,14 @@ class FoldedDifference:
         return np.asarray(np.fmax.reduce([line.course for line in self.members]))
 
     def figures(self) -> tuple[list[float], ...]:
-        """Return the values in A and B, their distances, and the last distances, each of all its modules."""
-        first = [line.first for line in self.members if line.first is not None]
-        last = [line.last for line in self.members]
-        return (
-            [one.a for one in first],
-            [one.b for one in first],
-            [one.apart for one in first],
-            last,
-        )
+        """Return the values in A and B, their distances, and the last distances, of each module."""
+        a, b, apart = [], [], []
+        for line in self.members:
+            if line.first is not None:
+                a.append(line.first.a)
+                b.append(line.first.b)
+                apart.append(line.first.apart)
+        return a, b, apart, [line.last for line in self.members]
 
 
 def each(parted: Sequence[ModuleDifference]) -> list[FoldedDifference]:
@@ -89,35 +102,60 @@ def each(parted: Sequence[ModuleDifference]) -> list[FoldedDifference]:
 
 
 def folded(parted: Sequence[ModuleDifference]) -> list[FoldedDifference]:
-    """Return modules that part, in the order in which they do; alike ones share a line, except for the first of all."""
-    folds = Folding(lambda line: line.same.a.label, _alike, differing=_outlying).fold(parted[1:])
-    return each(parted[:1]) + [
-        FoldedDifference(_label(one), _part(one.members[0]), one.members) for one in folds
-    ]
+    """Return modules that part, in the order in which they do.
+
+    Alike ones share a line, except for the first of all.
+    """
+    made = each(parted[:1])
+    folding = Folding(lambda line: line.same.a.label, _alike, differing=_outlying)
+    for fold in folding.fold(parted[1:]):
+        made.append(FoldedDifference(_label(fold), _part(fold.members[0]), fold.members))
+    return made
+
+
+def shown_folds(
+    parted: Sequence[ModuleDifference],
+    most: int | None,
+) -> list[FoldedDifference]:
+    """Return the lines of a table of modules that part: alike ones share a line if there are many.
+
+    Args:
+        parted: The modules in the order of parting.
+        most: The most modules that have a line each; no limit if None.
+    """
+    if most is None or len(parted) <= most:
+        return each(parted)
+    return folded(parted)
 
 
 def _alike(line: ModuleDifference) -> Hashable:
     same, first = line.same, line.first
-    sure = first is not None and (first.step, np.isfinite(first.apart))
-    other = None if same.a.path == same.b.path else pattern(same.b.label)
-    return same.a.type, same.b.type, other, sure, _part(line)
+    parts = first is not None and (first.step, np.isfinite(first.apart))
+    name_in_b = None
+    if same.a.path != same.b.path:
+        name_in_b = pattern(same.b.label)
+    return same.a.type, same.b.type, name_in_b, parts, _part(line)
 
 
 def _outlying(group: Sequence[ModuleDifference]) -> list[int]:
-    return outliers([None if line.first is None else line.first.apart for line in group])
+    return outliers([line.apart for line in group])
 
 
 def _label(one: Fold[ModuleDifference]) -> str:
     same = one.members[0].same
-    if not one.folded or same.a.path == same.b.path:
-        return one.name if one.folded else same.label
-    return f"{one.name} = {', '.join(folded_names(line.same.b.label for line in one.members))}"
+    if not one.folded:
+        return same.label
+    if same.a.path == same.b.path:
+        return one.name
+    names_in_b = folded_names(line.same.b.label for line in one.members)
+    return f"{one.name} = {', '.join(names_in_b)}"
 
 
 def _part(line: ModuleDifference) -> str:
     if line.first is None:
         return ""
-    return f"{line.same.a.part(line.first.same.a).removeprefix(':')} {line.first.statistic}"
+    part = line.same.a.part(line.first.same.a).removeprefix(":")
+    return f"{part} {line.first.statistic}"
 
 
 def lines(comparison: Comparison) -> tuple[ModuleDifference, ...]:
@@ -140,15 +178,21 @@ def _line(comparison: Comparison, same: SameModule) -> ModuleDifference:
 def in_order_of_parting(made: Sequence[ModuleDifference]) -> list[ModuleDifference]:
     """Return the lines that part, the first one first."""
     parted = [(line.first.step, line.place, line) for line in made if line.first is not None]
-    return [line for _, _, line in sorted(parted, key=lambda item: item[:2])]
+    parted.sort(key=lambda item: item[:2])
+    return [line for _, _, line in parted]
 
 
 def in_order_of_leaving(comparison: Comparison) -> list[SameModule]:
-    """Return the compared modules in the order in which they return: a module after its submodules."""
-    ends = {id(s.module): s.a.id for s in reversed(comparison.alignment.sites) if s.kind == "out"}
-    return sorted(
-        comparison.modules, key=lambda same: (id(same) not in ends, ends.get(id(same), 0))
-    )
+    """Return the compared modules in the order in which they return: after their submodules."""
+    ends: dict[int, int] = {}
+    for site in comparison.alignment.sites:
+        if site.kind == "out":
+            ends.setdefault(id(site.module), site.a.id)
+
+    def place(same: SameModule) -> tuple[bool, int]:
+        return id(same) not in ends, ends.get(id(same), 0)
+
+    return sorted(comparison.modules, key=place)
 
 
 def grown(comparison: Comparison, kinds: Sequence[str]) -> Floats:
@@ -158,18 +202,17 @@ def grown(comparison: Comparison, kinds: Sequence[str]) -> Floats:
         A line for each module in the order in which they return, and a column for each step.
     """
     modules = in_order_of_leaving(comparison)
+    sites = comparison.alignment.sites
     found = np.full((len(modules), len(comparison.steps)), np.nan)
     for i, same in enumerate(modules):
-        places = [
-            p for p in comparison.of_module(same) if comparison.alignment.sites[p].kind in kinds
-        ]
+        places = [place for place in comparison.of_module(same) if sites[place].kind in kinds]
         if places:
             found[i] = np.fmax.reduce(comparison.apart[places], axis=0)
     return found
 
 
 def drawn(distances: Floats, tolerance: float, width: int) -> str:
-    """Return distances as blocks, one for each or, if they are too many, for the largest of several."""
+    """Return distances as blocks: one for each or, if they are too many, for the largest of some."""
     return "".join(_block(distance, tolerance) for distance in binned(distances, width).tolist())
 
 

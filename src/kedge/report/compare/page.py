@@ -11,8 +11,7 @@ from kedge.compare.first_parting import ROUNDING_ULPS
 from kedge.compare.verdict import Verdict
 from kedge.report.compare.document import document
 from kedge.report.compare.head import Names, told_parting
-from kedge.report.compare.module_lines import each, folded, in_order_of_parting, lines
-from kedge.report.compare.terminal import MOST_MODULES
+from kedge.report.compare.module_lines import MOST_MODULES, in_order_of_parting, lines, shown_folds
 from kedge.report.head import command_of
 from kedge.report.page.document import Document, described_site
 from kedge.report.page.render import assembled, asset, bundled
@@ -62,19 +61,17 @@ def render_difference(
     return assembled(asset(FRAME, __package__), code, content, chosen=chosen)
 
 
-def condense_difference(comparison: Comparison, verdict: Verdict, names: Names) -> Document:
+def condense_difference(
+    comparison: Comparison,
+    verdict: Verdict,
+    names: Names,
+) -> Document:
     """Return the content of the page."""
     first = verdict.first
-    wanted = [] if first is None else [first.step]
-    # The columns are the steps that the page of either recording has columns for.
-    either = np.union1d(shown_steps(comparison.a), shown_steps(comparison.b))
-    common = np.intersect1d(comparison.steps, either)
-    shown = np.union1d(common, [*comparison.steps[:1], *wanted]).astype(np.int64)
-    bins = Bins.of(shown, wanted)
-    sheets, matrices = _sheets(comparison, bins)
-    entries, tables = sheets.packed(brief=matrices > MANY)
+    wanted = []
     pins = []
     if first is not None:
+        wanted.append(first.step)
         pins.append(
             {
                 "code": verdict.cause.code,
@@ -84,6 +81,15 @@ def condense_difference(comparison: Comparison, verdict: Verdict, names: Names) 
                 "message": told_parting(first),
             }
         )
+
+    # The columns are the steps that the page of either recording has columns for.
+    either = np.union1d(shown_steps(comparison.a), shown_steps(comparison.b))
+    common = np.intersect1d(comparison.steps, either)
+    shown = np.union1d(common, [*comparison.steps[:1], *wanted]).astype(np.int64)
+    bins = Bins.of(shown, wanted)
+    sheets, matrices = _sheets(comparison, bins)
+    entries, tables = sheets.packed(brief=matrices > MANY)
+
     described = {
         "run": {"name": f"{names.a} ↔ {names.b}"},
         "told": document(comparison, verdict, names),
@@ -123,12 +129,14 @@ def _sites(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _parted(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the modules that part as the table has them: those that are alike under one name, by their places in all."""
+    """Return the modules that part as the table has them, by their places in all of them.
+
+    Those that are alike have one name.
+    """
     parted = in_order_of_parting(lines(comparison))
     places = {id(line): place for place, line in enumerate(parted)}
-    folds = folded(parted) if len(parted) > MOST_MODULES else each(parted)
     shown = []
-    for one in folds:
+    for one in shown_folds(parted, MOST_MODULES):
         members = [places[id(line)] for line in one.members]
         shown.append({"label": one.label, "members": members})
     return shown
@@ -146,7 +154,9 @@ def _sheets(comparison: Comparison, bins: Bins) -> tuple[Sheets, int]:
 
     a, b = scales(comparison)
     apart = folded(comparison.apart, "most")
-    states = np.where(np.isnan(apart), ABSENT, np.where(np.isinf(apart), BROKEN, FINITE))
+    states = np.full(apart.shape, FINITE, dtype=np.uint8)
+    states[np.isnan(apart)] = ABSENT
+    states[np.isinf(apart)] = BROKEN
     matrices = {
         "rms.a": folded(a, "most"),
         "rms.b": folded(b, "most"),
@@ -155,7 +165,7 @@ def _sheets(comparison: Comparison, bins: Bins) -> tuple[Sheets, int]:
     }
     sheets = {name: Sheet.of(values) for name, values in matrices.items()}
     size = sum(values.size for values in matrices.values())
-    return Sheets(bins, states.astype(np.uint8), sheets), size
+    return Sheets(bins, states, sheets), size
 
 
 def scales(comparison: Comparison) -> tuple[Floats, Floats]:
@@ -169,8 +179,10 @@ def scales(comparison: Comparison) -> tuple[Floats, Floats]:
     for i, same in enumerate(comparison.alignment.sites):
         columns = np.flatnonzero(~np.isnan(comparison.apart[i]))
         steps = comparison.steps[columns]
-        for side, rows in enumerate((comparison.a.rows(same.a), comparison.b.rows(same.b))):
-            both[side, i, columns] = rows.statistic("rms")[np.searchsorted(rows.step, steps)]
+        sides = (comparison.a.rows(same.a), comparison.b.rows(same.b))
+        for side, rows in enumerate(sides):
+            places = np.searchsorted(rows.step, steps)
+            both[side, i, columns] = rows.statistic("rms")[places]
     return both[0], both[1]
 
 
@@ -194,29 +206,31 @@ def _quantities(verdict: Verdict) -> list[dict[str, Any]]:
     """Return the quantities that the map can show, the most useful first."""
     first = verdict.first
     kinds = sorted(KINDS, key=lambda kind: first is not None and kind != first.same.kind)
-    made = [quantity for kind in kinds for quantity in (_ratio(kind), _distance(kind))]
+    made = []
+    for kind in kinds:
+        made += [_ratio(kind), _distance(kind)]
     if first is not None and first.ulps is not None and first.ulps <= ROUNDING_ULPS:
         made.sort(key=lambda quantity: quantity["series"] != "apart")
     return made
 
 
 def _ratio(kind: str) -> dict[str, Any]:
-    label = f"ratio B : A of {KINDS[kind]}"
-    shown = {
+    return {
+        "id": f"ratio.{kind}",
+        "label": f"ratio B : A of {KINDS[kind]}",
+        "kind": kind,
         "series": "change",
         "scale": "log",
         "middle": 1,
         "least": LEAST_POWER,
         "zero": "one is zero",
     }
-    return {"id": f"ratio.{kind}", "label": label, "kind": kind, **shown}
 
 
 def _distance(kind: str) -> dict[str, Any]:
-    label = f"relative difference of {KINDS[kind]}"
     return {
         "id": f"apart.{kind}",
-        "label": label,
+        "label": f"relative difference of {KINDS[kind]}",
         "kind": kind,
         "series": "apart",
         "scale": "log",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -16,13 +17,13 @@ from kedge.report.compare.head import SIDES, Names, head, told_verdict
 from kedge.report.compare.module_lines import (
     BACKWARD,
     FORWARD,
+    MOST_MODULES,
     FoldedDifference,
     drawn,
-    each,
-    folded,
     grown,
     in_order_of_parting,
     lines,
+    shown_folds,
 )
 from kedge.report.fitted_text import fit, joined, print_paragraph
 from kedge.report.module_table import spread
@@ -33,8 +34,8 @@ from kedge.sites.folding import folded_names
 from kedge.store.recording import SiteInfo
 from kedge.store.rows import Floats
 
-#: The most modules and steps that are shown.
-MOST_MODULES, MOST_STEPS = 12, 7
+#: The most steps that are shown.
+MOST_STEPS = 7
 #: The most modules of one side alone, and the most renamings, that are named.
 NAMED = 6
 LEGEND = "· equal, ▁ under 1e-7 apart, each higher block ten times more, █ over 0.1"
@@ -60,7 +61,7 @@ def render(
     console: Console,
     most: int | None = MOST_MODULES,
 ) -> None:
-    """Print the comparison of two recordings: the verdict, their differences, and their common sites.
+    """Print a comparison: the verdict, the differences, and the common sites.
 
     Args:
         comparison: The comparison, or the chosen part of it.
@@ -72,8 +73,10 @@ def render(
     for text in head(comparison, names):
         print_paragraph(text, console)
     console.print()
-    for i, text in enumerate(told_verdict(verdict)):
-        print_paragraph(text, console, 2 * (i > 0))
+    headline, *more = told_verdict(verdict)
+    print_paragraph(headline, console)
+    for text in more:
+        print_paragraph(text, console, 2)
     if comparison.first is not None:
         console.print()
         for text in _map(comparison, console.width):
@@ -102,15 +105,19 @@ def _map(comparison: Comparison, width: int) -> Iterator[Text]:
     room = (width - STEP_LABEL - 1) // len(halves) - 1
     each = max(1, min(WIDEST_CELL, room // len(comparison.modules)))
     room = max(min(room, each * len(comparison.modules)), len("backward"))
-    yield joined([" " * STEP_LABEL, *(fit(name, room, right=False) for name, _ in halves)], "bold")
+
+    titles = [fit(name, room, right=False) for name, _ in halves]
+    yield joined([" " * STEP_LABEL, *titles], "bold")
     for column in _shown_steps(comparison):
-        label = fit(f"step {comparison.steps[column]}", STEP_LABEL, right=False)
-        strips = (
-            _strip(np.repeat(distances[:, column], each), comparison, room)
-            for _, distances in halves
-        )
-        yield joined([label, *strips])
-    yield Text(LEGEND + BROKEN_LEGEND * bool(np.isinf(comparison.apart).any()), "dim")
+        cells = [fit(f"step {comparison.steps[column]}", STEP_LABEL, right=False)]
+        for _, distances in halves:
+            widened = np.repeat(distances[:, column], each)
+            cells.append(_strip(widened, comparison, room))
+        yield joined(cells)
+    legend = LEGEND
+    if np.isinf(comparison.apart).any():
+        legend += BROKEN_LEGEND
+    yield Text(legend, "dim")
 
 
 def _strip(distances: Floats, comparison: Comparison, room: int) -> Text:
@@ -122,7 +129,7 @@ def _strip(distances: Floats, comparison: Comparison, room: int) -> Text:
 
 
 def _shown_steps(comparison: Comparison) -> list[int]:
-    """Return the columns of the step before they part, the first one, the next, and some up to the last."""
+    """Return the columns of the step before they part, of that one, the next, and some more."""
     first = int(np.flatnonzero(comparison.parted.any(axis=0))[0])
     last = len(comparison.steps) - 1
     rest = np.linspace(first, last, MOST_STEPS - 2).round().astype(int).tolist()
@@ -130,10 +137,9 @@ def _shown_steps(comparison: Comparison) -> list[int]:
 
 
 def _table(comparison: Comparison, width: int, most: int | None) -> Iterator[Text]:
-    """Yield the table of the modules that part, the first one first; of many, those that are alike share a line."""
+    """Yield the table of the modules that part, the first one first."""
     made = lines(comparison)
-    parted = in_order_of_parting(made)
-    folds = each(parted) if most is None or len(parted) <= most else folded(parted)
+    folds = shown_folds(in_order_of_parting(made), most)
     shown = folds[:most]
     if not shown:  # only losses part
         return
@@ -157,22 +163,26 @@ def _table(comparison: Comparison, width: int, most: int | None) -> Iterator[Tex
     title = next((title for title in ("over the steps", "steps") if len(title) <= course), "")
     yield joined([*(column.head for column in layout), title], "bold")
     for line in shown:
-        strip = Text()
+        cells = [column.fitted(line) for column in layout]
         if course:
-            strip = _strip(binned(line.course, course), comparison, course)
-        yield joined([*(column.fitted(line) for column in layout), strip])
+            cells.append(_strip(binned(line.course, course), comparison, course))
+        yield joined(cells)
     hidden = sum(len(line.members) for line in folds[len(shown) :])
     equal = [line for line in made if line.first is None]
     yield Text(_rest(hidden, len(equal), comparison.tolerance), "dim")
 
 
-def _figures(shown: Sequence[FoldedDifference], width: int) -> list[Column[FoldedDifference]]:
-    """Return the columns of figures that fit: without the last distance, and then without those of A and B."""
+def _figures(
+    shown: Sequence[FoldedDifference],
+    width: int,
+) -> list[Column[FoldedDifference]]:
+    """Return the columns of figures that fit: all, without the last distance, or the first one."""
 
     def column(title: str, place: int) -> Column[FoldedDifference]:
-        return widest(
-            title, shown, lambda line: spread(line.figures()[place]).plain, least=FIGURE, right=True
-        )
+        def cell(line: FoldedDifference) -> str:
+            return spread(line.figures()[place]).plain
+
+        return widest(title, shown, cell, least=FIGURE, right=True)
 
     a, b, apart, at_end = (column(title, place) for place, title in enumerate(FIGURES))
     for fitting in ([a, b, apart, at_end], [a, b, apart]):
@@ -183,15 +193,20 @@ def _figures(shown: Sequence[FoldedDifference], width: int) -> list[Column[Folde
 
 def _rest(hidden: int, equal: int, tolerance: float) -> str:
     parts = []
-    if hidden:
-        differ = "differs" if hidden == 1 else "differ"
-        parts.append(f"{counted(hidden, 'module')} more {differ}: --all shows every one")
-    if equal:
-        how = "within the tolerance" if tolerance else "to the last bit"
-        is_or_are = "is" if equal == 1 else "are"
-        parts.append(f"{counted(equal, 'module')} {is_or_are} equal {how} in all steps")
-    else:
+    if hidden == 1:
+        parts.append("1 module more differs: --all shows every one")
+    elif hidden:
+        parts.append(f"{counted(hidden, 'module')} more differ: --all shows every one")
+
+    how = "to the last bit"
+    if tolerance:
+        how = "within the tolerance"
+    if equal == 0:
         parts.append("no module is equal in all steps")
+    elif equal == 1:
+        parts.append(f"1 module is equal {how} in all steps")
+    else:
+        parts.append(f"{counted(equal, 'module')} are equal {how} in all steps")
     return "; ".join(parts)
 
 
@@ -199,34 +214,31 @@ def _common(comparison: Comparison) -> Iterator[Text]:
     """Yield the aligned sites, and those that could not be compared."""
     alignment = comparison.alignment
     yield Text(f"{_aligned(comparison)}; {_steps(comparison)}", "dim")
-    for one, other, n in alignment.renames[:NAMED]:
-        yield Text.assemble(
-            "  ",
-            (one or "(root)", SIDES["A"]),
-            " is ",
-            (other or "(root)", SIDES["B"]),
-            f" in B: {counted(n, 'module')}",
-        )
+    for one, other, number in alignment.renames[:NAMED]:
+        old = (one or "(root)", SIDES["A"])
+        new = (other or "(root)", SIDES["B"])
+        yield Text.assemble("  ", old, " is ", new, f" in B: {counted(number, 'module')}")
     if len(alignment.renames) > NAMED:
         yield Text(f"  and {len(alignment.renames) - NAMED} more renamings")
     for same in alignment.modules:
         if not same.kept:
             yield Text(f"  changed: {change_between(same.a, same.b)}", "yellow")
-    for side, modules, sites in (
-        ("A", alignment.only_a, alignment.sites_a),
-        ("B", alignment.only_b, alignment.sites_b),
-    ):
-        if modules or sites:
-            yield Text(f"  only in {side}: {_only(modules, sites)}", "yellow")
+    if alignment.only_a or alignment.sites_a:
+        only = _only(alignment.only_a, alignment.sites_a)
+        yield Text(f"  only in A: {only}", "yellow")
+    if alignment.only_b or alignment.sites_b:
+        only = _only(alignment.only_b, alignment.sites_b)
+        yield Text(f"  only in B: {only}", "yellow")
 
 
 def _aligned(comparison: Comparison) -> str:
     alignment = comparison.alignment
-    hows = [same.how for same in alignment.modules]
-    ways = [(hows.count(how), words) for how, words in WAYS.items() if how in hows]
-    how = ", ".join(f"{number} {words}" for number, words in ways)
-    if len(ways) == 1:
-        how = ways[0][1]
+    numbers = Counter[str](same.how for same in alignment.modules)
+    used = [way for way in WAYS if numbers[way]]
+    if len(used) == 1:
+        how = WAYS[used[0]]
+    else:
+        how = ", ".join(f"{numbers[way]} {WAYS[way]}" for way in used)
     sites = counted(len(alignment.sites), "site")
     modules = counted(len(alignment.modules), "module")
     return f"{sites} of {modules} aligned {how}".rstrip()  # a loss alone has no module
@@ -234,11 +246,16 @@ def _aligned(comparison: Comparison) -> str:
 
 def _steps(comparison: Comparison) -> str:
     steps = comparison.steps
-    extent = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+    extent = f"step {steps[0]}"
+    if len(steps) > 1:
+        extent = f"{steps[0]} to {steps[-1]}"
     amount = f"{counted(len(steps), 'step')} measured in both ({extent})"
-    if comparison.full < len(steps):
-        amount += f", {comparison.full} of them in full; to compare every step, record both with --every 1 --budget none"
-    return amount
+    if comparison.full == len(steps):
+        return amount
+    return (
+        f"{amount}, {comparison.full} of them in full; "
+        "to compare every step, record both with --every 1 --budget none"
+    )
 
 
 def _only(modules: Sequence[RecordedModule], sites: Sequence[SiteInfo]) -> str:

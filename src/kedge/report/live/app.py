@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -82,8 +82,10 @@ class LiveApp(App[KedgeError | None]):
     #filter { display: none; height: 1; border: none; padding: 0 1; background: $boost; }
     #filter.open { display: block; }
     #problem { height: auto; padding: 0 1; }
-    #board { height: 1fr; padding: 0; overflow-x: hidden; scrollbar-gutter: stable; scrollbar-size-vertical: 1; }
-    #detail { display: none; height: auto; max-height: 65%; padding: 0 1; border-top: solid $primary; }
+    #board { height: 1fr; padding: 0; overflow-x: hidden; }
+    #board { scrollbar-gutter: stable; scrollbar-size-vertical: 1; }
+    #detail { display: none; height: auto; max-height: 65%; }
+    #detail { padding: 0 1; border-top: solid $primary; }
     #detail.open { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -137,7 +139,8 @@ class LiveApp(App[KedgeError | None]):
         self.query_one("#head", Static).update(heading(self.reader))
         findings: Sequence[Finding] = ()
         shown: Sequence[ModuleLine] = ()
-        problem, marks = "", {}
+        problem = ""
+        marks: Mapping[str, Text] = {}
         if shown_run is not None:
             findings = shown_run.findings
             shown, problem = _chosen(shown_run, self._pattern)
@@ -206,7 +209,10 @@ class LiveApp(App[KedgeError | None]):
 
 
 def _chosen(shown_run: ShownRun, pattern: str) -> tuple[Sequence[ModuleLine], str]:
-    """Return the lines that a filter selects and, if it selects nothing or cannot be read, all of them and the reason."""
+    """Return the lines that a filter selects.
+
+    If it selects nothing or cannot be read, all of them are returned, and the reason.
+    """
     if not pattern:
         return shown_run.folds, ""
     try:
@@ -220,6 +226,6 @@ def _found(findings: Sequence[Finding]) -> Text:
         return Text("")
     lines = [Text(tally(findings), "bold")]
     for finding in findings:
-        mark = f"{MARKS[finding.severity]} {finding.code:<14} ", STYLES[finding.severity]
+        mark = (f"{MARKS[finding.severity]} {finding.code:<14} ", STYLES[finding.severity])
         lines.append(Text.assemble(mark, (f"{finding.site}  ", "bold"), finding.message))
     return Text("\n").join(lines)

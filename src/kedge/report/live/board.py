@@ -21,7 +21,9 @@ from textual.strip import Strip
 from kedge.report.live.module_list import ModuleList
 from kedge.report.module_lines import ModuleLine
 
-CHOSEN, CHOSEN_ELSEWHERE = Style(bgcolor="#1f4e79", bold=True), Style(bgcolor="#333333")
+#: The styles of the chosen line: where the table has the keys, and where another part has them.
+CHOSEN = Style(bgcolor="#1f4e79", bold=True)
+CHOSEN_ELSEWHERE = Style(bgcolor="#333333")
 
 
 class Board(ScrollView, can_focus=True):

@@ -1,4 +1,4 @@
-"""One module in detail: the curve of a statistic of one of its sites, its newest figures, and its findings."""
+"""One module in detail: a statistic of one of its sites, its newest figures, and its findings."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def detail(
     lines += _beside(curve, figures, width)
     for finding in findings:
         if finding.site in line.texts:
-            mark = f"{MARKS[finding.severity]} {finding.code}  ", STYLES[finding.severity]
+            mark = (f"{MARKS[finding.severity]} {finding.code}  ", STYLES[finding.severity])
             lines.append(Text.assemble(mark, finding.message))
             if finding.remedy:
                 lines.append(Text(f"  → {finding.remedy}", "italic"))
@@ -102,36 +102,49 @@ def _choices(
     sites: Sequence[SiteInfo], site: SiteInfo, names: Sequence[str], name: str
 ) -> Iterator[Text]:
     """Yield a line of all sites and one of all statistics, with the shown ones marked."""
-    shown = [(other.site.removeprefix(other.owner).lstrip(".:"), other is site) for other in sites]
-    for choices in (shown, [(other, other == name) for other in names]):
-        yield Text().join(
-            Text(f" {label} ", "reverse" if taken else "dim") for label, taken in choices
-        )
+    labels = [other.site.removeprefix(other.owner).lstrip(".:") for other in sites]
+    yield _choice(labels, sites.index(site))
+    yield _choice(names, names.index(name))
+
+
+def _choice(labels: Sequence[str], chosen: int) -> Text:
+    text = Text()
+    for place, label in enumerate(labels):
+        text.append(f" {label} ", "reverse" if place == chosen else "dim")
+    return text
 
 
 def _curve(recording: Recording, site: SiteInfo, name: str, width: int) -> list[Text]:
     """Return the curve of a statistic, with its scale on the left and the steps below."""
     wide = max(width - SCALE_WIDTH - 3, 8)
-    steps, drawn = recording.steps, plot(_to_scale(recording, site, name), wide, HEIGHT)
+    drawn = plot(_to_scale(recording, site, name), wide, HEIGHT)
     if drawn is None:
-        return [Text(f"no finite value of {name} was recorded yet", "dim"), *[Text("")] * HEIGHT]
-    ends = {0: compact(drawn.high), HEIGHT - 1: compact(drawn.low)}
-    ends[HEIGHT // 2] = "(log)" if drawn.logarithmic else ""
-    rows = [
-        Text.assemble((f"{ends.get(i, ''):>{SCALE_WIDTH}} ", "dim"), (row, "cyan"))
-        for i, row in enumerate(drawn.rows)
-    ]
-    first, last = str(steps[0]), str(steps[-1])
-    axis = f"{'step':>{SCALE_WIDTH}} {first}{last:>{max(wide - len(first), len(last) + 1)}}"
+        said = Text(f"no finite value of {name} was recorded yet", "dim")
+        return [said, *[Text("")] * HEIGHT]
+
+    scale = {0: compact(drawn.high), HEIGHT - 1: compact(drawn.low)}
+    if drawn.logarithmic:
+        scale[HEIGHT // 2] = "(log)"
+    rows = []
+    for i, row in enumerate(drawn.rows):
+        label = f"{scale.get(i, ''):>{SCALE_WIDTH}} "
+        rows.append(Text.assemble((label, "dim"), (row, "cyan")))
+
+    first = str(recording.steps[0])
+    last = str(recording.steps[-1])
+    room = max(wide - len(first), len(last) + 1)
+    axis = f"{'step':>{SCALE_WIDTH}} {first}{last:>{room}}"
     return [*rows, Text(axis, "dim")]
 
 
 def _to_scale(recording: Recording, site: SiteInfo, name: str) -> Floats:
-    """Return a statistic at steps as far apart as each other; between two sampled ones it is that of the first."""
-    values, steps = recording.series(site, name), recording.steps
+    """Return a statistic at evenly spaced steps; between two sampled ones it is that of the first."""
+    values = recording.series(site, name)
+    steps = recording.steps
     if not len(steps):
         return values
-    even = np.linspace(steps[0], steps[-1], min(int(steps[-1] - steps[0]) + 1, MOST_STEPS))
+    many = min(int(steps[-1] - steps[0]) + 1, MOST_STEPS)
+    even = np.linspace(steps[0], steps[-1], many)
     return np.asarray(values[np.searchsorted(steps, even, side="right") - 1])
 
 

@@ -1,4 +1,4 @@
-"""The head of the live screen: the command, the state and progress of the run, and the cost of watching."""
+"""The head of the live screen: the command, the state and progress of a run, and its cost."""
 
 from __future__ import annotations
 
@@ -21,19 +21,24 @@ STYLES = {
     RunState.UNCLEAR: "bold yellow",
 }
 DOT = "●"
-_MOST_LOSSES, _LOSS_WIDTH = 2, 30
+_MOST_LOSSES = 2
+_LOSS_WIDTH = 30
 
 
 def heading(reader: RunReader) -> Text:
     """Return the head of a run, one line or a few."""
-    state, shown_run = reader.state, reader.shown_run
+    state = reader.state
+    shown_run = reader.shown_run
+    mark = f"{DOT} {state.value}"
     if shown_run is None:
-        return Text.assemble((f"{DOT} {state.value}: ", STYLES[state]), (str(reader.path), "bold"))
-    mark = f"{DOT} {state.value}", STYLES[state]
-    lines = [Text.assemble(mark, "  ", (shown_run.command or UNNAMED, "bold"))]
-    lines.append(
-        Text(" · ".join([*_progress(shown_run), *_cost(shown_run.recording), *_place(shown_run)]))
-    )
+        return Text.assemble((f"{mark}: ", STYLES[state]), (str(reader.path), "bold"))
+
+    command = (shown_run.command or UNNAMED, "bold")
+    said = [*_progress(shown_run), *_cost(shown_run.recording), *_place(shown_run)]
+    lines = [
+        Text.assemble((mark, STYLES[state]), "  ", command),
+        Text(" · ".join(said)),
+    ]
     for curve in shown_run.losses[:_MOST_LOSSES]:
         text = Text(f"loss {compact(curve.values[-1])} ").append_text(curve.drawn(_LOSS_WIDTH))
         lines.append(text.append(f" {curve.label}", "dim"))
@@ -58,7 +63,8 @@ def _progress(shown_run: ShownRun) -> Iterator[str]:
 
 
 def _cost(recording: Recording) -> Iterator[str]:
-    end, budget = recording.end, recording.manifest.get("budget")
+    end = recording.end
+    budget = recording.manifest.get("budget")
     if end is not None and end.slowdown is not None:
         yield f"{percent(end.slowdown)} of it for watching"
     elif end is not None and end.watching is not None and end.seconds:
@@ -81,7 +87,10 @@ def _trouble(state: RunState, recording: Recording) -> str:
     if state is RunState.KILLED and recording.stopped is not None:
         return stopped_writing(recording.stopped)
     if state is RunState.KILLED:
-        return "the recording has no end, and no process is writing to it: the program was killed, or could not write any more"
+        return (
+            "the recording has no end, and no process is writing to it: "
+            "the program was killed, or could not write any more"
+        )
     if end is None or not end.exit:
         return ""
     if end.error:

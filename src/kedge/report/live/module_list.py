@@ -10,9 +10,12 @@ from kedge.report.fitted_text import fit
 from kedge.report.module_lines import FoldedLine, ModuleLine
 from kedge.report.module_table import ModuleColumn, in_order, live_columns
 
-FALLING, RISING = "▼", "▲"
+#: Marks of the column that the lines are sorted by.
+FALLING = "▼"
+RISING = "▲"
 #: Marks of a folded line.
-CLOSED, OPEN = "▸", "▾"
+CLOSED = "▸"
+OPEN = "▾"
 #: The columns left of the first one: a mark and a space.
 MARGIN = 2
 
@@ -32,12 +35,17 @@ class ModuleList:
 
     def fill(self, lines: Sequence[ModuleLine], marks: Mapping[str, Text]) -> None:
         """Replace the lines and the marks before some of them."""
-        self._lines, self._marks = lines, marks
+        self._lines = lines
+        self._marks = marks
 
     def lay_out(self, width: int) -> bool:
-        """Fit the columns to a width and sort the lines; return whether another line had to be chosen."""
+        """Fit the columns to a width, and sort the lines.
+
+        Returns:
+            Whether another line had to be chosen.
+        """
         self._columns = live_columns(max(width - MARGIN, 1), self._lines)
-        column = next((c for c in self._columns if c.title == self.sorted_by and c.key), None)
+        column = next((one for one in self._columns if one.title == self.sorted_by), None)
         self.shown = []
         for line in in_order(self._lines, column, self.turned):
             self.shown.append(line)
@@ -45,15 +53,22 @@ class ModuleList:
                 self.shown += in_order(line.members, column, self.turned)
         if self.line is not None:
             return False
-        self.chosen = self.shown[0].label if self.shown else None
+        self.chosen = None
+        if self.shown:
+            self.chosen = self.shown[0].label
         return True
 
     def fold_or_unfold(self) -> bool:
-        """Show the modules of a chosen line that is folded, or hide them again; return whether it is such a line."""
+        """Show the modules of a chosen line that is folded, or hide them again.
+
+        Returns:
+            Whether it is such a line.
+        """
         line = self.line
-        if isinstance(line, FoldedLine):
-            self.unfolded ^= {line.label}
-        return isinstance(line, FoldedLine)
+        if not isinstance(line, FoldedLine):
+            return False
+        self.unfolded ^= {line.label}
+        return True
 
     @property
     def line(self) -> ModuleLine | None:
@@ -72,18 +87,24 @@ class ModuleList:
         return place
 
     def sort_by(self, title: str | None) -> None:
-        """Sort by the column with this title, in data-flow order if None; the first line is chosen at the next layout."""
-        self.sorted_by, self.turned, self.chosen = title, False, None
+        """Sort by the column with this title, or in data-flow order if it is None.
+
+        The first line is chosen at the next layout.
+        """
+        self.sorted_by = title
+        self.turned = False
+        self.chosen = None
 
     def next_title(self) -> str | None:
-        """Return the title of the next column to sort by; None, data-flow order, after the last one."""
-        titles: list[str | None] = [None, *(c.title for c in self._columns if c.key)]
-        if self.sorted_by not in titles:
-            return titles[1]
-        return titles[(titles.index(self.sorted_by) + 1) % len(titles)]
+        """Return the title of the next column to sort by; None, data-flow order, after the last."""
+        titles = [column.title for column in self._columns if column.key is not None]
+        choices = [None, *titles]
+        if self.sorted_by not in choices:
+            return titles[0]
+        return choices[(choices.index(self.sorted_by) + 1) % len(choices)]
 
     def sort_at(self, x: int) -> None:
-        """Sort by the column at a place in the header; if the lines are sorted by it already, reverse them."""
+        """Sort by the column at a place in the header; reverse lines that are sorted by it."""
         start = MARGIN
         for column in self._columns:
             if start <= x < start + column.width and column.key is not None:
@@ -95,15 +116,17 @@ class ModuleList:
             start += column.width + 1
 
     def header(self) -> Text:
-        """Return the titles of the columns, with an arrow at the one that the lines are sorted by."""
-        return Text("  ", "bold").append_text(
-            Text(" ").join(self._title(column) for column in self._columns)
-        )
+        """Return the titles of the columns, with an arrow at the one the lines are sorted by."""
+        titles = Text(" ").join(map(self._title, self._columns))
+        return Text("  ", "bold").append_text(titles)
 
     def _title(self, column: ModuleColumn) -> Text:
-        arrow = ""
-        if column.title == self.sorted_by and column.key is not None:
-            arrow = FALLING if column.falling != self.turned else RISING
+        if column.title != self.sorted_by or column.key is None:
+            arrow = ""
+        elif column.falling != self.turned:
+            arrow = FALLING
+        else:
+            arrow = RISING
         title = Text(column.title[: column.width - len(arrow)] + arrow)
         title.truncate(column.width)
         return fit(title, column.width, right=column.right)
@@ -114,5 +137,6 @@ class ModuleList:
         cells = (column.fitted(line) for column in self._columns)
         mark = self._marks.get(line.label, Text(" "))
         if isinstance(line, FoldedLine) and not mark.plain.strip():
-            mark = Text(OPEN if line.label in self.unfolded else CLOSED, "dim")
+            is_open = line.label in self.unfolded
+            mark = Text(OPEN if is_open else CLOSED, "dim")
         return Text(" ").join([mark, *cells])

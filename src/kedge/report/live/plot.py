@@ -36,7 +36,9 @@ class Plot:
 
 
 def plot(values: Floats, width: int, height: int) -> Plot | None:
-    """Return a curve; values that share a column of dots are drawn from the least to the largest of them.
+    """Return a curve.
+
+    Values that share a column of dots are drawn from the least to the largest of them.
 
     Args:
         values: One for each step; a non-finite value leaves a gap.
@@ -49,15 +51,22 @@ def plot(values: Floats, width: int, height: int) -> Plot | None:
     finite = values[np.isfinite(values)]
     if not len(finite):
         return None
-    low, high = float(finite.min()), float(finite.max())
+    low = float(finite.min())
+    high = float(finite.max())
     logarithmic = low > 0 and high > LOGARITHMIC_FROM * low
-    least, most = _connected(*_columns(np.where(np.isfinite(values), values, np.nan), 2 * width))
-    tops, bottoms = (_heights(edge, (low, high), logarithmic, 4 * height) for edge in (most, least))
+
+    gapped = np.where(np.isfinite(values), values, np.nan)
+    least, most = _connected(*_columns(gapped, 2 * width))
+    tops = _heights(most, (low, high), logarithmic, 4 * height)
+    bottoms = _heights(least, (low, high), logarithmic, 4 * height)
     dots = np.zeros((4 * height, 2 * width), dtype=np.int64)
     for column in np.flatnonzero(~np.isnan(most)).tolist():
         dots[4 * height - 1 - tops[column] : 4 * height - bottoms[column], column] = 1
-    cells = (dots.reshape(height, 4, width, 2) * DOTS[None, :, None, :]).sum(axis=(1, 3)) + EMPTY
-    return Plot(tuple("".join(map(chr, row)) for row in cells.tolist()), low, high, logarithmic)
+
+    bits = dots.reshape(height, 4, width, 2) * DOTS[None, :, None, :]
+    cells = bits.sum(axis=(1, 3)) + EMPTY
+    rows = tuple("".join(map(chr, row)) for row in cells.tolist())
+    return Plot(rows, low, high, logarithmic)
 
 
 def _columns(values: Floats, many: int) -> tuple[Floats, Floats]:
@@ -71,10 +80,11 @@ def _columns(values: Floats, many: int) -> tuple[Floats, Floats]:
 
 def _connected(least: Floats, most: Floats) -> tuple[Floats, Floats]:
     """Return the columns extended to the end of the one before, so that the curve has no gaps."""
-    before_least, before_most = (np.append(np.nan, edge[:-1]) for edge in (least, most))
-    return np.fmin(least, np.where(before_most < least, before_most, np.nan)), np.fmax(
-        most, np.where(before_least > most, before_least, np.nan)
-    )
+    before_least = np.append(np.nan, least[:-1])
+    before_most = np.append(np.nan, most[:-1])
+    down_to = np.where(before_most < least, before_most, np.nan)
+    up_to = np.where(before_least > most, before_least, np.nan)
+    return np.fmin(least, down_to), np.fmax(most, up_to)
 
 
 def _heights(

@@ -69,11 +69,13 @@ class RunReader:
         if recording is not None:
             self._take(recording)
         checked = self._check_when_due()
-        before, self.state = self.state, self._judged()
+        before = self.state
+        self.state = self._judged()
         return recording is not None or checked or self.state is not before
 
     def _take(self, recording: Recording) -> None:
-        known, now = self.shown_run, self._clock()
+        now = self._clock()
+        known = self.shown_run
         if known is not None and known.recording.manifest is recording.manifest:
             self._last_news = now
             findings = known.findings
@@ -81,7 +83,8 @@ class RunReader:
             # An existing recording is not news, so that one left by a killed run is recognized at
             # once.
             self._pace.forget()
-            self._check_from, self._last_news = now, now - QUIET
+            self._check_from = now
+            self._last_news = now - QUIET
             findings = ()
         pace = self._pace.at(recording, now)
         self.shown_run = ShownRun(recording, findings, self._rules, pace=pace)
@@ -104,8 +107,10 @@ class RunReader:
         if self.shown_run is None:
             return RunState.WAITING
         end = self.shown_run.recording.end
+        if end is not None and end.exit:
+            return RunState.FAILED
         if end is not None:
-            return RunState.FAILED if end.exit else RunState.ENDED
+            return RunState.ENDED
         if self._clock() - self._last_news < QUIET:
             return RunState.RUNNING
         return _STATES[is_written(self.shown_run.recording)]

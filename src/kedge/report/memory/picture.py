@@ -1,4 +1,7 @@
-"""The memory of a step as a picture of its own: a file for the browser, a frame in a notebook, a text in a terminal."""
+"""The memory of a step as a picture of its own.
+
+It is a file for the browser, a frame in a notebook, and a text in a terminal.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ _SCRIPTS = (
     "flame.js",
     "memory.js",
 )
-_ABOVE, _ROW = 372, 21
+#: The heights of the frame in a notebook: what is above the flame graph, and one row of it.
+_ABOVE = 372
+_ROW = 21
 _FRAME = 'title="memory held for backward" sandbox="allow-scripts"'
 # An editor's theme need not be the system's, and a frame does not inherit it: it is told the colour
 # of the text around it.
@@ -41,7 +46,8 @@ class StepMemory:
     """
 
     def __init__(self, course: BytesOverStep, resident: int = 0) -> None:
-        self._course, self._resident = course, resident
+        self._course = course
+        self._resident = resident
 
     def html(self) -> str:
         """Return the page: one file that needs no network."""
@@ -65,8 +71,9 @@ class StepMemory:
         course = self._course
         if not course.at:
             return "autograd saved nothing"
+        held = f"{sized(course.peak)} held at the peak"
         where = f"after save or release {course.peak_at:,} of {course.at[-1]:,}"
-        return f"{sized(course.peak)} held at the peak, {where}\n{icicle_text(self._at_peak())}"
+        return f"{held}, {where}\n{icicle_text(self._at_peak())}"
 
     def _repr_html_(self) -> str:
         """The page in a frame, whose script and styles do not reach the notebook."""
@@ -74,8 +81,8 @@ class StepMemory:
         if self._course.at:
             depth = max(depth for _, depth, _ in self._at_peak().walk())
         style = f"width:100%;height:{_ABOVE + depth * _ROW}px;border:0"
-        page = escape(self.html())
-        return f'<iframe {_FRAME} style="{style}" srcdoc="{page}" onload="{_TELL_COLOUR}"></iframe>'
+        begin = f'<iframe {_FRAME} style="{style}"'
+        return f'{begin} srcdoc="{escape(self.html())}" onload="{_TELL_COLOUR}"></iframe>'
 
     def _at_peak(self) -> HeldNode:
         return held_tree(self._course.tensors, self._course.peak_moment)

@@ -56,25 +56,32 @@ def render_saved(recording: Recording, console: Console, most: int | None) -> No
 
 
 def _render(section: TextTable, console: Console) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=bool(section.title))
-    widths = [max(map(len, column)) for column in zip(section.columns, *section.rows, strict=True)]
-    shown = _fitting(section.columns, widths, console.width)
-    rest = (
-        console.width
-        - sum(widths[i] for i in shown if not _is_words(section.columns, i))
-        - GAP * (len(shown) - 1)
-    )
-    sourced = section.columns[-1] == WORDS
-    widths[0] = min(widths[0], rest - LEAST_WORDS if sourced else rest)
+    columns = section.columns
+    cells = zip(columns, *section.rows, strict=True)
+    widths = [max(map(len, column)) for column in cells]
+    shown = _fitting(columns, widths, console.width)
+
+    # The words have what the figures leave; a line of source has some of it in any case.
+    rest = console.width - GAP * (len(shown) - 1)
     for place in shown:
-        words = _is_words(section.columns, place)
-        justify: JustifyMethod = "left" if words else "right"
-        table.add_column(section.columns[place], justify=justify, no_wrap=True)
-    for name, *cells in section.rows:
-        row = [Text(cut(name, widths[0])), *(Text(cells[place - 1]) for place in shown[1:])]
+        if not _is_words(columns, place):
+            rest -= widths[place]
+    sourced = columns[-1] == WORDS
+    widths[0] = min(widths[0], rest)
+    if sourced:
+        widths[0] = min(widths[0], rest - LEAST_WORDS)
+
+    show_header = bool(section.title)
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=show_header)
+    for place in shown:
+        justify: JustifyMethod = "left" if _is_words(columns, place) else "right"
+        table.add_column(columns[place], justify=justify, no_wrap=True)
+    for row in section.rows:
+        texts = [Text(row[place]) for place in shown]
+        texts[0] = Text(cut(row[0], widths[0]))
         if sourced:
-            row[-1].truncate(rest - widths[0], overflow="ellipsis")
-        table.add_row(*row)
+            texts[-1].truncate(rest - widths[0], overflow="ellipsis")
+        table.add_row(*texts)
     console.print(table)
     if section.note.strip():
         print_paragraph(Text(section.note.strip(), "dim"), console)
@@ -86,33 +93,42 @@ def _is_words(columns: Sequence[str], place: int) -> bool:
 
 
 def _fitting(columns: Sequence[str], widths: Sequence[int], width: int) -> list[int]:
-    """Return the places of the columns that fit without cutting a figure; those of codecs are left out first."""
+    """Return the places of the columns that fit without cutting a figure.
+
+    Those of codecs are left out first.
+    """
+    least = list(widths)
+    for place, wide in enumerate(widths):
+        if _is_words(columns, place):
+            least[place] = min(wide, LEAST_WORDS)
     shown = list(range(len(columns)))
     for title in SPARE:
-        least = [min(widths[i], LEAST_WORDS) if _is_words(columns, i) else widths[i] for i in shown]
-        if sum(least) + GAP * (len(shown) - 1) <= width:
+        taken = sum(least[place] for place in shown) + GAP * (len(shown) - 1)
+        if taken <= width:
             break
-        shown = [i for i in shown if columns[i] != title]
+        shown = [place for place in shown if columns[place] != title]
     return shown
 
 
 def _drawn(account: SavedAccount, width: int) -> Text:
     """Return the bytes over the step as a line of blocks."""
     course = account.course
-    text, where = Text("over the step  "), f"  peak {sized(course.peak)}"
-    for height in _heights(course, min(WIDE, width - len(text) - len(where))):
+    text = Text("over the step  ")
+    where = f"  peak {sized(course.peak)}"
+    room = min(WIDE, width - len(text) - len(where))
+    for height in _heights(course, room):
         text.append(BLOCKS[round(height * (len(BLOCKS) - 1))])
     return text.append(where, "dim")
 
 
 def _render_icicle(course: BytesOverStep, console: Console) -> None:
-    """Print a line for each large module, operation and tensor at the peak, its bar where it lies in the whole."""
+    """Print a line for each large module, operation and tensor at the peak.
+
+    The bar of each lies where it is in the whole.
+    """
     names = min(NAMES, console.width * 2 // 5)
-    lines = list(
-        icicle(
-            held_tree(course.tensors, course.peak_moment), max(console.width - names - 22, 8), names
-        )
-    )
+    bars = max(console.width - names - 22, 8)
+    lines = icicle(held_tree(course.tensors, course.peak_moment), bars, names)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("at the peak", no_wrap=True)
     for title in ("held", "share"):
@@ -129,9 +145,11 @@ def _heights(course: BytesOverStep, most: int) -> list[float]:
     """Return the largest of each part of the step, as a share of the peak."""
     last = course.at[-1] or 1
     highest = [0.0] * min(most, last)
+    if not course.peak:
+        return highest
     for at, size in zip(course.at, course.bytes, strict=True):
         place = min(int((at - 1) * len(highest) / last), len(highest) - 1)
-        highest[place] = max(highest[place], size / course.peak if course.peak else 0.0)
+        highest[place] = max(highest[place], size / course.peak)
     return highest
 
 
@@ -147,9 +165,8 @@ def _render_counted(event: SavedEvent, console: Console, most: int | None) -> No
     console.print(Text(f"step {event.step}: {sized(event.bytes)} saved for backward", "bold"))
     console.print(table)
     console.print()
-    said = (
-        f"These are the totals of {counted(len(event.modules), 'module')} that every run counts"
-        f"{', blocks that hold the same in one line with their sum' if any(fold.folded for fold, _ in folds) else ''}; "
-        "kedge run --saved records every tensor, with its line and ways to free its memory."
-    )
+    said = f"These are the totals of {counted(len(event.modules), 'module')} that every run counts"
+    if any(fold.folded for fold, _ in folds):
+        said += ", blocks that hold the same in one line with their sum"
+    said += "; kedge run --saved records every tensor, with its line and ways to free its memory."
     print_paragraph(Text(said, "dim"), console)

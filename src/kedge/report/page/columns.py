@@ -42,16 +42,19 @@ def form_of(values: Floats, *, share: bool, brief: bool) -> Form:
         return "u1"
     if _is_wide(values):
         return "f8"
-    return "b2" if brief else "f4"
+    if brief:
+        return "b2"
+    return "f4"
 
 
 def _is_wide(values: Floats) -> bool:
     """Whether a number is beyond the range of the narrower forms."""
     size = np.abs(values[np.isfinite(values) & (values != 0)])
+    if not len(size):
+        return False
     # Half of a float32 is rounded up by less than a 256th.
-    return bool(len(size)) and bool(
-        size.max() > _SINGLE.max / (1 + 2**-8) or size.min() < _SINGLE.tiny
-    )
+    most = _SINGLE.max / (1 + 2**-8)
+    return bool(size.max() > most or size.min() < _SINGLE.tiny)
 
 
 def _half_of_single(values: Floats) -> NDArray[Any]:
@@ -61,9 +64,11 @@ def _half_of_single(values: Floats) -> NDArray[Any]:
 
 
 def _share(values: Floats) -> NDArray[Any]:
-    inner = np.clip(np.rint(values * _SHARE_PARTS), 1, _SHARE_PARTS - 1)
-    parts = np.where(values <= 0, 0, np.where(values >= 1, _SHARE_PARTS, inner))
-    return np.where(np.isnan(values), _SHARE_ABSENT, parts).astype(np.uint8)
+    parts = np.clip(np.rint(values * _SHARE_PARTS), 1, _SHARE_PARTS - 1)
+    parts[values <= 0] = 0
+    parts[values >= 1] = _SHARE_PARTS
+    parts[np.isnan(values)] = _SHARE_ABSENT
+    return parts.astype(np.uint8)
 
 
 _FORMS: dict[Form, Callable[[Floats], NDArray[Any]]] = {

@@ -1,4 +1,6 @@
-"""The same page, served while its recording grows: on this machine alone, to anyone with the address.
+"""The same page, served while its recording grows.
+
+It is served on this machine alone, to anyone with the address.
 
 # Note [Who may read a served page]
 Any web page can make a browser send requests to 127.0.0.1, so being on this machine is not enough.
@@ -51,8 +53,10 @@ QUIET = 5.0
 SIGN_OF_LIFE = 15.0
 #: Seconds in which a connection must bring its whole request, and take an answer.
 SILENCE = 30.0
-#: The most connections at a time, and the most that may wait to be accepted.
-MOST_CONNECTIONS, MOST_WAITING = 256, 512
+#: The most connections at a time.
+MOST_CONNECTIONS = 256
+#: The most connections that may wait to be accepted.
+MOST_WAITING = 512
 #: The answer to one connection more.
 BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
@@ -69,12 +73,16 @@ class News:
     """The newest state of a recording, and a way to wait for a newer one."""
 
     def __init__(
-        self, follower: Follower, condense: Callable[[Recording], Document], first: Recording
+        self,
+        follower: Follower,
+        condense: Callable[[Recording], Document],
+        first: Recording,
     ) -> None:
         self._follower = follower
         self._condense = condense
         self._changed = threading.Condition()
-        self._document, self._latest = condense(first), first
+        self._latest = first
+        self._document = condense(first)
         self._grew = monotonic()
         self._rendering = threading.Lock()
         self._rendered: dict[Callable[[Document], str], tuple[Document, bytes]] = {}
@@ -88,26 +96,29 @@ class News:
             return self._document
 
     def rendered(self, render: Callable[[Document], str]) -> bytes:
-        """Return the newest state as a page or otherwise; it is rendered once, however many ask for it."""
+        """Return the newest state as a page or otherwise, rendered once however many ask for it."""
         with self._rendering:
             document = self.document
-            known = self._rendered.get(render)
-            if known is None or known[0] is not document:
-                known = self._rendered[render] = document, render(document).encode()
-            return known[1]
+            known, content = self._rendered.get(render, (None, b""))
+            if known is not document:
+                content = render(document).encode()
+                self._rendered[render] = (document, content)
+            return content
 
     def refresh(self) -> float:
         """Read the recording if it has grown; return the seconds to wait before the next call."""
         begun = monotonic()
         recording = self._follower.poll()
         if recording is not None:
-            self._latest, self._grew = recording, begun
+            self._latest = recording
+            self._grew = begun
         elif self._is_over(begun):
             recording = self._latest
         if recording is not None:
             document = self._condense(recording)
             with self._changed:
-                self._document, self._number = document, self._number + 1
+                self._document = document
+                self._number += 1
                 self._changed.notify_all()
         return max(PAUSE, REST * (monotonic() - begun))
 
@@ -120,7 +131,9 @@ class News:
         """Wait for a state after this one; return the newest number, or None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._number > number, timeout)
-            return None if self._closed else self._number
+            if self._closed:
+                return None
+            return self._number
 
     def close(self) -> None:
         """End all waiting."""
@@ -154,7 +167,11 @@ class PageServer(ThreadingHTTPServer):
         self._connections[connection] = monotonic() + SILENCE
         return connection, address
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - http.server's signature
+    def verify_request(
+        self,
+        request: Any,
+        client_address: Any,  # noqa: ARG002 - http.server's signature
+    ) -> bool:
         """Whether there is room for one more connection; see Note [Many and slow clients]."""
         if len(self._connections) <= MOST_CONNECTIONS:
             return True
@@ -169,7 +186,7 @@ class PageServer(ThreadingHTTPServer):
             self._connections[connection] = None
 
     def service_actions(self) -> None:
-        """End the connections whose request has not arrived in time; the server calls this all the time."""
+        """End the connections whose request has not arrived in time; the server calls it often."""
         now = monotonic()
         for connection, until in self._connections.copy().items():
             if until is not None and now > until:
@@ -207,9 +224,8 @@ def _live_page(document: Document) -> str:
 @contextmanager
 def running(server: PageServer) -> Iterator[None]:
     """Answer requests in another thread for the length of a block."""
-    thread = threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="kedge serve"
-    )
+    interval = {"poll_interval": 0.1}
+    thread = threading.Thread(target=server.serve_forever, kwargs=interval, name="kedge serve")
     thread.start()
     try:
         yield
@@ -231,16 +247,22 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._has_own_host():
             self._refuse(HTTPStatus.FORBIDDEN, "This address is not for this machine's name.")
             return
-        token, _, rest = self.path.partition("?")[0].removeprefix("/").partition("/")
-        if (token, rest) == ("metrics", ""):
-            token, rest = self.headers.get("Authorization", "").removeprefix("Bearer "), "metrics"
+        path = self.path.partition("?")[0]
+        token, _, rest = path.removeprefix("/").partition("/")
+        if path == "/metrics":
+            token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+            rest = "metrics"
         if not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self._refuse(
                 HTTPStatus.FORBIDDEN,
                 "The address is not complete: copy it from where kedge serve prints it.",
             )
-        elif rest == "":
-            self._page()
+        elif rest == "" and path.endswith("/"):
+            self._answer("text/html; charset=utf-8", self.server.news.rendered(_live_page))
+        elif rest == "":  # the page's requests are relative to its address
+            self.send_response(HTTPStatus.PERMANENT_REDIRECT)
+            self.send_header("Location", f"/{self.server.token}/")
+            self.end_headers()
         elif rest == "news":
             self._answer("application/json", self.server.news.rendered(news_of))
         elif rest == "metrics":
@@ -256,25 +278,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     def send_error(self, code: int, *_: object) -> None:
         """Refuse what is not a request for a page, in a few words and without repeating it."""
-        self.close_connection, self.request_version = True, self.protocol_version
+        self.close_connection = True
+        self.request_version = self.protocol_version
         status = HTTPStatus(code)
         self._refuse(status, f"{status.phrase}.")
 
     def _has_own_host(self) -> bool:
         named = self.headers.get_all("Host") or []
-        host = named[0].lower() if len(named) == 1 else ""
-        name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
-        return (name if port.isdecimal() else host) in HOSTS
-
-    def _page(self) -> None:
-        if not self.path.partition("?")[0].endswith(
-            "/"
-        ):  # the page's requests are relative to its address
-            self.send_response(HTTPStatus.PERMANENT_REDIRECT)
-            self.send_header("Location", f"/{self.server.token}/")
-            self.end_headers()
-            return
-        self._answer("text/html; charset=utf-8", self.server.news.rendered(_live_page))
+        if len(named) != 1:
+            return False
+        host = named[0].lower()
+        name, _, port = host.rpartition(":")
+        # The address of [::1] has colons of its own, and a last part that is no number.
+        if port.isdecimal():
+            host = name
+        return host in HOSTS
 
     def _events(self) -> None:
         """Announce each new state; the first announcement covers those since the page was made."""
@@ -282,19 +300,25 @@ class _Handler(BaseHTTPRequestHandler):
         self._begin(HTTPStatus.OK, "text/event-stream")
         if self.command == "HEAD":
             return
-        announced, number = 0, 0
-        while True:
-            self.wfile.write(b"event: grown\ndata: \n\n" if number > announced else b": here\n\n")
+        announced = 0
+        number: int | None = 0
+        while number is not None:
+            if number > announced:
+                self.wfile.write(b"event: grown\ndata: \n\n")
+            else:
+                self.wfile.write(b": here\n\n")
             announced = number
-            newest = news.newer(announced, SIGN_OF_LIFE)
-            if newest is None:
-                return
-            number = newest
+            number = news.newer(announced, SIGN_OF_LIFE)
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
         self._answer("text/plain; charset=utf-8", f"{why}\n".encode(), status)
 
-    def _answer(self, kind: str, content: bytes, status: HTTPStatus = HTTPStatus.OK) -> None:
+    def _answer(
+        self,
+        kind: str,
+        content: bytes,
+        status: HTTPStatus = HTTPStatus.OK,
+    ) -> None:
         self._begin(status, kind, len(content))
         if self.command != "HEAD":
             self.wfile.write(content)
@@ -312,5 +336,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Return the name of the program, without versions."""
         return "kedge"
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that http.server gives it
+    def log_message(
+        self,
+        format: str,  # noqa: A002 - the name that http.server gives it
+        *args: Any,
+    ) -> None:
         """Print nothing: the terminal belongs to the user who started the server."""

@@ -6,10 +6,11 @@ it would be one more dependency, with a registry of its own, to replace the last
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from math import isnan
+from math import isinf, isnan
 from typing import Any, Literal
 
 from kedge.report.page.document import Document
@@ -17,44 +18,52 @@ from kedge.rules.rule import SEVERITIES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STATES = ("running", "ended", "failed", "killed", "unknown")
-"""The states of a run; it is unknown whether a run without an end goes on if its recording is on another machine."""
+"""The states of a run.
 
-Samples = Iterable[tuple[Mapping[str, str], float | str | None]]
+It is unknown whether a run without an end goes on if its recording is on another machine.
+"""
+
+Sample = tuple[Mapping[str, str], float | str | None]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: its name, its type, its help, and its samples: labels with a number, None if it is not known."""
+    """A metric: its name, its type, its help, and its samples.
+
+    A sample is labels with a number, which is None if it is not known.
+    """
 
     name: str
     type: Literal["counter", "gauge"]
     help: str
-    samples: Samples
+    samples: Sequence[Sample]
 
 
 def metrics_of(document: Document) -> str:
     """Return the newest figures of a run in the text format of Prometheus."""
     run = document.described["run"]
     common = {"run": run["name"], "program": run["command"]}
-    return "".join(
-        line for metric in _metrics(document.described) for line in _lines(metric, common)
-    )
+    lines: list[str] = []
+    for metric in _metrics(document.described):
+        lines += _lines(metric, common)
+    return "".join(lines)
 
 
 def _metrics(described: Mapping[str, Any]) -> Iterator[Metric]:
-    run, findings, curves = described["run"], described["findings"], described["curves"]
+    run = described["run"]
+    findings = described["findings"]
+    curves = [curve for curve in described["curves"] if curve["newest"] is not None]
+    steps = run.get("steps")
+    if not steps:
+        last = -1 if run["last"] is None else run["last"]
+        steps = max([last, *(curve["newest"][0] for curve in curves)]) + 1
     state = state_of(run)
-    seconds, steps = run.get("seconds"), run.get("steps")
-    pace = run["pace"] if state == "running" else steps / seconds if steps and seconds else None
-    newest = [curve["newest"] for curve in curves if curve["newest"] is not None]
-    reached = (
-        max([run["last"] if run["last"] is not None else -1, *(step for step, _ in newest)]) + 1
-    )
+    states = [({"state": name}, int(name == state)) for name in STATES]
     yield Metric(
         "kedge_run_state",
         "gauge",
         "1 for the state of the run, 0 for the others.",
-        _one_of(STATES, state),
+        states,
     )
     yield _single(
         "kedge_start_time_seconds",
@@ -66,16 +75,19 @@ def _metrics(described: Mapping[str, Any]) -> Iterator[Metric]:
         "kedge_steps_total",
         "counter",
         "Steps of the optimizer that are recorded so far.",
-        steps or reached,
+        steps,
     )
     yield _single(
-        "kedge_measured_steps_total", "counter", "Steps that were measured in full.", run["sampled"]
+        "kedge_measured_steps_total",
+        "counter",
+        "Steps that were measured in full.",
+        run["sampled"],
     )
     yield _single(
         "kedge_step_seconds",
         "gauge",
         "Seconds per step, lately or in the whole run.",
-        pace and 1 / pace,
+        _seconds_of_a_step(run, state),
     )
     yield _single(
         "kedge_overhead_ratio",
@@ -83,43 +95,65 @@ def _metrics(described: Mapping[str, Any]) -> Iterator[Metric]:
         "Share of the run's time that watching took.",
         run.get("slowdown"),
     )
-    for name, kind, text in (
-        ("kedge_loss", "loss", "The newest loss: the tensor that a backward pass began at."),
-        ("kedge_gradient_norm", "norm", "The newest norm of all gradients of a model."),
-    ):
-        shown = [curve for curve in curves if curve["kind"] == kind and curve["newest"] is not None]
-        samples = [({"site": _site(described, curve)}, curve["newest"][1]) for curve in shown]
-        yield Metric(name, "gauge", text, samples)
+    newest: dict[str, list[Sample]] = {"loss": [], "norm": []}
+    for curve in curves:
+        newest[curve["kind"]].append(({"site": _site(described, curve)}, curve["newest"][1]))
+    yield Metric(
+        "kedge_loss",
+        "gauge",
+        "The newest loss: the tensor that a backward pass began at.",
+        newest["loss"],
+    )
+    yield Metric(
+        "kedge_gradient_norm",
+        "gauge",
+        "The newest norm of all gradients of a model.",
+        newest["norm"],
+    )
+
+    by_severity = Counter(finding["severity"] for finding in findings)
     yield Metric(
         "kedge_findings",
         "gauge",
         "Findings of the rules so far.",
-        _counted(findings, "severity", SEVERITIES),
+        [({"severity": severity}, by_severity[severity]) for severity in SEVERITIES],
     )
-    codes = dict.fromkeys((finding["code"], finding["severity"]) for finding in findings)
+    by_rule = Counter((finding["code"], finding["severity"]) for finding in findings)
+    of_rules = []
+    for (code, severity), number in by_rule.items():
+        of_rules.append(({"code": code, "severity": severity}, number))
     yield Metric(
         "kedge_rule_findings",
         "gauge",
         "Findings of each rule that has any.",
-        [
-            (
-                {"code": code, "severity": severity},
-                sum((f["code"], f["severity"]) == (code, severity) for f in findings),
-            )
-            for code, severity in codes
-        ],
+        of_rules,
     )
-    lacking = len(described["unjudged"])
     yield _single(
-        "kedge_unjudged_rules", "gauge", "Rules that had too few samples to judge so far.", lacking
+        "kedge_unjudged_rules",
+        "gauge",
+        "Rules that had too few samples to judge so far.",
+        len(described["unjudged"]),
     )
+
+
+def _seconds_of_a_step(run: Mapping[str, Any], state: str) -> float | None:
+    if state == "running":
+        pace: float | None = run["pace"]
+        return 1 / pace if pace else None
+    steps = run.get("steps")
+    seconds = run.get("seconds")
+    if not steps or not seconds:
+        return None
+    return float(seconds / steps)
 
 
 def state_of(run: Mapping[str, Any]) -> str:
     """Return the state of a run from the head of its page."""
-    if not run["running"]:
-        return "failed" if run["exit"] else "ended"
-    return {True: "running", False: "killed", None: "unknown"}[run["written"]]
+    if run["running"]:
+        return {True: "running", False: "killed", None: "unknown"}[run["written"]]
+    if run["exit"]:
+        return "failed"
+    return "ended"
 
 
 def _single(
@@ -128,20 +162,11 @@ def _single(
     return Metric(name, kind, text, [({}, number)])
 
 
-def _one_of(states: Iterable[str], state: str) -> Samples:
-    return [({"state": name}, int(name == state)) for name in states]
-
-
-def _counted(findings: Iterable[Mapping[str, Any]], key: str, values: Iterable[str]) -> Samples:
-    found = [finding[key] for finding in findings]
-    return [({key: value}, found.count(value)) for value in values]
-
-
 def _site(described: Mapping[str, Any], curve: Mapping[str, Any]) -> str:
     """Return the site of a curve; its label, if it is the sum over several sites."""
-    return str(
-        curve["label"] if curve["site"] is None else described["sites"][curve["site"]]["site"]
-    )
+    if curve["site"] is None:
+        return str(curve["label"])
+    return str(described["sites"][curve["site"]]["site"])
 
 
 def _moment(started: str | None) -> float | None:
@@ -157,10 +182,10 @@ def _lines(metric: Metric, common: Mapping[str, str]) -> Iterator[str]:
     if known:
         yield f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.type}\n"
     for labels, number in known:
-        named = ",".join(
-            f'{name}="{_escaped(value)}"' for name, value in {**common, **labels}.items()
-        )
-        yield f"{metric.name}{{{named}}} {_number(float(number))}\n"
+        named = []
+        for name, value in {**common, **labels}.items():
+            named.append(f'{name}="{_escaped(value)}"')
+        yield f"{metric.name}{{{','.join(named)}}} {_number(float(number))}\n"
 
 
 def _escaped(value: str) -> str:
@@ -170,4 +195,6 @@ def _escaped(value: str) -> str:
 def _number(number: float) -> str:
     if isnan(number):
         return "NaN"
-    return repr(number).replace("inf", "Inf") if number < 0 else repr(number).replace("inf", "+Inf")
+    if isinf(number):
+        return "+Inf" if number > 0 else "-Inf"
+    return repr(number)

@@ -1,9 +1,9 @@
-"""The modules of a recording, for the page's tree: which there are, and which fold because they are alike."""
+"""The modules of a recording, for the page's tree, and which fold because they are alike."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from kedge.report.curves import KINDS
@@ -50,9 +50,10 @@ def modules_of(shown_run: ShownRun) -> list[Module]:
         if module["own"] is None:  # it was not recorded
             module["own"] = sum(sizes.get(path, {}).values())
     saved = shown_run.recording.saved
-    for sums in saved.modules if saved is not None else ():
-        if sums.path in made:
-            made[sums.path]["saved"] = sums.bytes
+    if saved is not None:
+        for sums in saved.modules:
+            if sums.path in made:
+                made[sums.path]["saved"] = sums.bytes
     return list(made.values())
 
 
@@ -69,16 +70,26 @@ def _empty(path: str, root: int) -> Module:
 
 
 def owners_of(recording: Recording) -> dict[str, str]:
-    """Return the module of each site; also of the parameters that no optimizer held, which have no site of their own."""
-    unheld = {f"{path}:param": path.rpartition(".")[0] for path in unheld_parameters(recording)}
-    return unheld | {site.site: site.owner for site in recording.sites if site.kind not in KINDS}
+    """Return the module of each site.
+
+    Parameters that no optimizer held are among them, though they have no site of their own.
+    """
+    owners = {}
+    for path in unheld_parameters(recording):
+        owners[f"{path}:param"] = path.rpartition(".")[0]
+    for site in recording.sites:
+        if site.kind not in KINDS:
+            owners[site.site] = site.owner
+    return owners
 
 
 def groups_of(recording: Recording) -> list[int]:
     """Return a number for each site; alike sites of several blocks have the same."""
-    folding = Folding[SiteInfo](
-        lambda site: site.site, lambda site: (site.type, site.shape, site.dtype)
-    )
+
+    def likeness(site: SiteInfo) -> Hashable:
+        return site.type, site.shape, site.dtype
+
+    folding = Folding[SiteInfo](lambda site: site.site, likeness)
     numbers: dict[int, int] = {}
     for number, one in enumerate(folding.fold(recording.sites)):
         for site in one.members:
@@ -87,7 +98,7 @@ def groups_of(recording: Recording) -> list[int]:
 
 
 def folds_of(shown_run: ShownRun, modules: Sequence[Module]) -> list[dict[str, Any]]:
-    """Return the blocks that the page's tree folds: the name of each fold, and the paths of its modules.
+    """Return the blocks that the page's tree folds: the name of each, and the paths in it.
 
     Blocks fold if everything in them is alike, they have the same findings, and none is far from
     the others.
@@ -105,25 +116,29 @@ def folds_of(shown_run: ShownRun, modules: Sequence[Module]) -> list[dict[str, A
     return folds
 
 
-def _special(shown_run: ShownRun) -> dict[str, frozenset[str]]:
-    """Return the codes of the findings of each module, and a mark for those far from others of their name."""
+def _special(shown_run: ShownRun) -> dict[str, set[str]]:
+    """Return the codes of each module's findings, and a mark for those far from others alike."""
     owners = owners_of(shown_run.recording)
-    special: dict[str, frozenset[str]] = {}
+    special: dict[str, set[str]] = {}
     for finding in shown_run.findings:
         path = owners.get(finding.site)
         if path is not None:
-            special[path] = special.get(path, frozenset()) | {finding.code}
+            special.setdefault(path, set()).add(finding.code)
     names = {pattern(line.path) for line in shown_run.folds if isinstance(line, FoldedLine)}
     for line in shown_run.folds:
         if not isinstance(line, FoldedLine) and pattern(line.path) in names:
-            special[line.path] = special.get(line.path, frozenset()) | {f"apart {line.path}"}
+            special.setdefault(line.path, set()).add(f"apart {line.path}")
     return special
 
 
 class _Blocks:
     """Modules with what is in them."""
 
-    def __init__(self, modules: Sequence[Module], special: Mapping[str, frozenset[str]]) -> None:
+    def __init__(
+        self,
+        modules: Sequence[Module],
+        special: Mapping[str, set[str]],
+    ) -> None:
         self.special = special
         self.held: dict[str, list[Module]] = {}
         self._structures: dict[str, Hashable] = {}
@@ -145,9 +160,6 @@ class _Blocks:
 
     def state(self, module: Module) -> frozenset[str]:
         """Return the findings in a module and in all in it."""
-        return frozenset().union(*self._codes(module))
-
-    def _codes(self, module: Module) -> Iterator[frozenset[str]]:
-        yield self.special.get(module["path"], frozenset())
-        for one in self.held.get(module["path"], ()):
-            yield from self._codes(one)
+        path = module["path"]
+        inside = map(self.state, self.held.get(path, ()))
+        return frozenset(self.special.get(path, ())).union(*inside)

@@ -22,8 +22,6 @@ from kedge.store.saved_account import BytesOverStep
 
 Entry = Mapping[str, Any]
 
-PLACES = ("file", "line")
-
 
 def shareable(recording: Recording, *, source: bool = True) -> Recording:
     """Return a recording without its folder and, on request, without the program's source.
@@ -35,40 +33,39 @@ def shareable(recording: Recording, *, source: bool = True) -> Recording:
         source: Whether to keep source lines and their files, the folder of the script, the
             command's arguments, and the messages of errors.
     """
-    named = replace(recording, path=Path(recording.path.name))
-    return named if source else _without_source(named)
+    recording = replace(recording, path=Path(recording.path.name))
+    if source:
+        return recording
 
-
-def _without_source(recording: Recording) -> Recording:
     # Only the name of the program is kept; its path may be of another operating system.
     script = os.path.basename(str(recording.manifest.get("script") or ""))  # noqa: PTH119
+    roots = []
+    for root in recording.roots:
+        modules = [_without(entry, "file", "line") for entry in root.modules]
+        roots.append(replace(root, modules=tuple(modules)))
     return replace(
         recording,
         manifest={**recording.manifest, "command": None, "script": script},
-        roots=tuple(
-            replace(root, modules=tuple(map(_module, root.modules))) for root in recording.roots
-        ),
+        roots=tuple(roots),
         sites=tuple(replace(site, source=None) for site in recording.sites),
         events=tuple(map(_event, recording.events)),
     )
 
 
-def _module(entry: Entry) -> Entry:
-    return {key: value for key, value in entry.items() if key not in PLACES}
+def _without(entry: Entry, *keys: str) -> Entry:
+    return {key: value for key, value in entry.items() if key not in keys}
 
 
 def _event(event: RunEvent) -> RunEvent:
     if isinstance(event, SavedEvent):
-        items = tuple(
-            {key: value for key, value in item.items() if key != "line"} for item in event.items
-        )
+        items = tuple(_without(item, "line") for item in event.items)
         return replace(event, lines=(), items=items, course=_course(event.course))
     if isinstance(event, OperationsEvent):
-        kept = [
+        kept = tuple(
             BadOperation(site=made.site, name=made.name, value=made.value)
             for made in event.operations
-        ]
-        return replace(event, operations=tuple(kept))
+        )
+        return replace(event, operations=kept)
     if isinstance(event, ProducerEvent):
         among = tuple(replace(possible, file=None, line=None) for possible in event.among)
         return replace(event, file=None, line=None, function=None, text=None, among=among)

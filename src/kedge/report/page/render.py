@@ -103,15 +103,20 @@ def assembled(
     """
     style = stylesheet() + more_style
     library = asset(LIBRARY)
-    connect = "'self'" if live else "'none'"
+    kind = "file"
+    connect = "'none'"
+    if live:
+        kind = "live"
+        connect = "'self'"
     policy = (
-        f"default-src 'none'; script-src {_hash(library)} {_hash(code)}; style-src {_hash(style)}; "
-        f"img-src data:; connect-src {connect}; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {_hash(library)} {_hash(code)}; "
+        f"style-src {_hash(style)}; img-src data:; connect-src {connect}; "
+        "base-uri 'none'; form-action 'none'"
     )
     parts = {
         "policy": html.escape(policy, quote=True),
         "title": html.escape(document.described["run"]["name"] or "recording"),
-        "live": "live" if live else "file",
+        "live": kind,
         "chosen": html.escape(chosen, quote=True),
         "style": style,
         "licence": _comment(asset(LICENCE)),
@@ -125,7 +130,8 @@ def assembled(
 
 def news_of(document: Document) -> str:
     """Return the new content for a live page, as JSON."""
-    return json.dumps({"document": document.described, "tables": document.tables}, allow_nan=False)
+    news = {"document": document.described, "tables": document.tables}
+    return json.dumps(news, allow_nan=False)
 
 
 def inert(value: Any) -> str:
@@ -135,7 +141,8 @@ def inert(value: Any) -> str:
 
 
 def _table(name: str, text: str) -> str:
-    return f'<script type="text/plain" id="table-{html.escape(name, quote=True)}">{text}</script>'
+    name = html.escape(name, quote=True)
+    return f'<script type="text/plain" id="table-{name}">{text}</script>'
 
 
 @cache
@@ -145,8 +152,9 @@ def script() -> str:
 
 
 def bundled(names: Iterable[str], *more: str) -> str:
-    """Return one script made of some of the page's modules, and of further texts that import from them."""
-    bodies = (_EXPORT.sub("", _IMPORT.sub("", text)) for text in (*map(asset, names), *more))
+    """Return one script of some of the page's modules, and of more texts that import from them."""
+    texts = [*map(asset, names), *more]
+    bodies = [_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts]
     return "\n" + "\n".join(bodies)
 
 

@@ -90,7 +90,10 @@ class Sheets:
         return entries, tables
 
     def of_rows(self, numbers: Sequence[int | None], names: Sequence[str]) -> Sheets:
-        """Return some sheets of some rows, whose new numbers are their places; a row without a number is empty."""
+        """Return some sheets of some rows, whose new numbers are their places.
+
+        A row without a number is empty.
+        """
         places = {number: place for place, number in enumerate(numbers) if number is not None}
         states = np.zeros((len(numbers), self.states.shape[1]), dtype=np.uint8)
         states[list(places.values())] = self.states[list(places)]
@@ -105,7 +108,7 @@ class Sheets:
 
 
 def shown_steps(recording: Recording) -> Ints:
-    """Return the steps of the page's columns: measured steps, and light ones with values of further sites."""
+    """Return the steps of the page's columns: measured ones, and light ones with further values."""
     found = [recording.steps]
     for site in recording.sites:
         # Curves, and outputs that are a single number, are recorded in every step.
@@ -126,8 +129,9 @@ def sheets_of(recording: Recording, bins: Bins) -> Sheets:
         groups = Grouping.of(bins, rows.step)
         states[site.id, groups.columns] = _states(rows, groups)
         for name, values in _folded(recording, site, rows, groups, bins):
-            # There usually is no NaN, so a sheet of zeros is left out.
-            present = np.nan_to_num(values) if name == "nan" else ~np.isnan(values)
+            present = ~np.isnan(values)
+            if name == "nan":  # there usually is none, so a sheet of zeros is left out
+                present &= values != 0
             if present.any():
                 ids, kept = found.setdefault(name, ([], []))
                 ids.append(site.id)
@@ -137,7 +141,9 @@ def sheets_of(recording: Recording, bins: Bins) -> Sheets:
 
 
 def _states(rows: Rows, groups: Grouping) -> NDArray[np.uint8]:
-    each = np.where(rows.count == 0, ABSENT, np.where(rows.clean, FINITE, BROKEN)).astype(np.uint8)
+    each = np.full(len(rows), BROKEN, dtype=np.uint8)
+    each[rows.clean] = FINITE
+    each[rows.count == 0] = ABSENT
     return np.asarray(np.maximum.reduceat(each, groups.starts))
 
 

@@ -34,7 +34,11 @@ class Bins:
 
     @classmethod
     def of(
-        cls, steps: Ints, wanted: Iterable[int] = (), regular: Ints | None = None, most: int = MOST
+        cls,
+        steps: Ints,
+        wanted: Iterable[int] = (),
+        regular: Ints | None = None,
+        most: int = MOST,
     ) -> Bins:
         """Return the columns of some steps.
 
@@ -84,12 +88,12 @@ class Bins:
         return len(self.starts) == len(self.steps)
 
     def column(self, steps: Ints) -> Ints:
-        """Return the column of each step, the last one that begins before or at it; -1 before all."""
+        """Return the column of each step: the last that begins before or at it; -1 before all."""
         return np.asarray(np.searchsorted(self.first, steps, side="right") - 1)
 
 
 def _around(steps: Ints, places: Ints, wanted: Iterable[int]) -> Ints:
-    """Return the places of the steps around the wanted ones, and of the first step after each run of them."""
+    """Return the places of the steps around the wanted ones, and of the first after each run."""
     near: dict[int, None] = {}
     for step in wanted:
         at = int(np.searchsorted(steps, step))
@@ -151,7 +155,8 @@ def _last(values: Floats, starts: Ints) -> Floats:
 
 
 def _furthest(values: Floats, starts: Ints) -> Floats:
-    high, low = _most(values, starts), _least(values, starts)
+    high = _most(values, starts)
+    low = _least(values, starts)
     return np.where(np.abs(high) >= np.abs(low), high, low)
 
 

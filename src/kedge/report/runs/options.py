@@ -1,4 +1,4 @@
-"""The options of several runs: the words of their commands, and in which of them the runs differ."""
+"""The options of several runs: the words of their commands, and where the runs differ."""
 
 from __future__ import annotations
 
@@ -23,25 +23,35 @@ def options_of(command: Sequence[Any]) -> dict[str, str]:
     Args:
         command: The program and its arguments.
     """
+    words = [visible(str(word), lines=True) for word in command[1:]]
     found: dict[str, list[str]] = {}
-    for name, value in _pairs([visible(str(word), lines=True) for word in command[1:]]):
+    for name, value in _pairs(words):
         found.setdefault(name, []).extend(value)
-    return {name: " ".join(values) if values else "yes" for name, values in found.items()}
+
+    options = dict.fromkeys(found, "yes")
+    for name, values in found.items():
+        if values:
+            options[name] = " ".join(values)
+    return options
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the name of each option, and the words of its value."""
-    name, value, places = "", list[str](), 0
+    name = ""
+    value: list[str] = []
+    places = 0
     for word in words:
-        if _is_option(word):
-            if name:
-                yield name, value
+        is_option = _is_option(word)
+        found = _SET.fullmatch(word)
+        if name and (is_option or found):
+            yield name, value
+            name = ""
+        if is_option:
             name, equal, rest = word.partition("=")
-            value = [rest] if equal else []
-        elif found := _SET.fullmatch(word):
-            if name:
-                yield name, value
-            name, value = "", []
+            value = []
+            if equal:
+                value.append(rest)
+        elif found:
             yield found[1], [found[2]]
         elif name:
             value.append(word)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, repeat
 from typing import Any
 
 from kedge.report.curves import KINDS
@@ -50,12 +51,16 @@ MOST_NUMBERS = 5_000_000
 FEWEST = 40
 
 
-def render_runs_page(table: RunTable, pages: Sequence[str | None] = (), chosen: str = "") -> str:
+def render_runs_page(
+    table: RunTable,
+    pages: Sequence[str | None] = (),
+    chosen: str = "",
+) -> str:
     """Return several runs as an HTML page.
 
     Args:
         table: The runs.
-        pages: The address of each run's own page; None for a run without one.
+        pages: The address of each run's own page; None for a run without one, and for the rest.
         chosen: The filter with which the page opens.
     """
     content = condense_runs(table, pages)
@@ -72,26 +77,29 @@ def condense_runs(table: RunTable, pages: Sequence[str | None] = ()) -> Document
     runs: list[dict[str, Any]] = []
     tables: dict[str, str] = {}
     columns = [*table.options, *table.figures]
-    for place, (run, (sheets, own)) in enumerate(
-        zip(table.runs, sheets_for(table.runs, shared), strict=True)
-    ):
-        page = pages[place] if place < len(pages) else None
+    each_page = chain(pages, repeat(None))
+    each_sheets = sheets_for(table.runs, shared)
+    for run, page, (sheets, own) in zip(table.runs, each_page, each_sheets, strict=False):
+        for name, text in own.items():
+            tables[f"run{len(runs)}-{name}"] = text
         runs.append(_run(run, columns, page, points) | sheets)
-        tables |= {f"run{place}-{name}": text for name, text in own.items()}
-    all_sites = sum(
-        site.kind not in KINDS for run in table.runs for site in run.shown_run.recording.sites
-    )
+
+    in_one_run = -sum(len(one.ids) for one in shared)
+    for run in table.runs:
+        in_one_run += sum(site.kind not in KINDS for site in run.shown_run.recording.sites)
+    described_columns = []
+    for column in columns:
+        entry = {"key": column.key, "title": column.title, "kind": column.kind}
+        described_columns.append(entry)
     content = {
         "run": {"name": counted(len(runs), "run")},
         "smoothing": KEPT,
         "equal": table.common,
-        "columns": [
-            {"key": column.key, "title": column.title, "kind": column.kind} for column in columns
-        ],
+        "columns": described_columns,
         "runs": runs,
-        "left_out": [{"recording": one.recording, "reason": one.reason} for one in table.left_out],
+        "left_out": [asdict(one) for one in table.left_out],
         "sites": [_site(one) for one in shared],
-        "single": all_sites - sum(len(one.ids) for one in shared),
+        "single": in_one_run,
         "folds": list(folds_of(shared)),
     }
     return Document(content, tables)
@@ -101,11 +109,15 @@ def _run(
     run: RunSummary, columns: Sequence[RunColumn], page: str | None, points: int
 ) -> dict[str, Any]:
     keys = ("code", "severity", "site", "step", "message")
+    findings = []
+    for finding in run.shown_run.findings:
+        entry = asdict(finding)
+        findings.append({key: entry[key] for key in keys})
     return {
         "name": run.name,
         "page": page,
         "command": run.shown_run.command,
-        "findings": [{key: getattr(one, key) for key in keys} for one in run.shown_run.findings],
+        "findings": findings,
         "judged": run.shown_run.judgement.complete,
         "ending": run.ending,
         "pace": run.pace,
@@ -128,7 +140,10 @@ class SharedSite:
 
 
 def shared_sites(recordings: Sequence[Recording]) -> list[SharedSite]:
-    """Return the sites that at least two recordings have, or all of a single one, in the order of the data."""
+    """Return the sites that at least two recordings have, or all of a single one.
+
+    They are in the order of the data.
+    """
     found: dict[str, tuple[SiteInfo, dict[int, int]]] = {}
     for place, recording in enumerate(recordings):
         for site in recording.sites:
@@ -146,14 +161,24 @@ def _site(shared: SharedSite) -> dict[str, Any]:
 
 
 def folds_of(shared: Sequence[SharedSite]) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the page's list of sites: a name, and the places of its sites; alike blocks share a line."""
-    places = {one.site.site: place for place, one in enumerate(shared)}
-    folding = Folding[SharedSite](
-        lambda one: one.site.site, lambda one: (one.site.type, tuple(one.ids))
-    )
-    for kind in dict.fromkeys(one.site.kind for one in shared):
-        for fold in folding.shown([one for one in shared if one.site.kind == kind]):
-            yield {"name": fold.name, "members": [places[one.site.site] for one in fold.members]}
+    """Yield the lines of the page's list of sites: a name, and the places of its sites.
+
+    Alike blocks share a line.
+    """
+    places: dict[str, int] = {}
+    by_kind: dict[str, list[SharedSite]] = {}
+    for place, one in enumerate(shared):
+        places[one.site.site] = place
+        by_kind.setdefault(one.site.kind, []).append(one)
+
+    def likeness(one: SharedSite) -> Hashable:
+        return one.site.type, tuple(one.ids)
+
+    folding = Folding[SharedSite](lambda one: one.site.site, likeness)
+    for of_kind in by_kind.values():
+        for fold in folding.shown(of_kind):
+            members = [places[one.site.site] for one in fold.members]
+            yield {"name": fold.name, "members": members}
 
 
 def sheets_for(

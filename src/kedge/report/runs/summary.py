@@ -1,4 +1,4 @@
-"""The summary of one run, as a table of several runs has it: its options, its smoothed ends, and how it went."""
+"""The summary of one of several runs: its options, its smoothed ends, and how it went."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ CIRCUMSTANCES = {"device": "device", "torch": "torch", "python": "Python", "kedg
 
 
 def smoothed(values: Floats, kept: float = KEPT) -> Floats:
-    """Return the average of each value and those before it, each weighted by its distance; NaN where a value is not finite.
+    """Return the average of each value and those before it, each weighted by its distance.
 
-    It is an exponential moving average, as TensorBoard has it. The weights of the first values add
-    up to 1 too, so that the average does not begin at zero.
+    It is an exponential moving average, as TensorBoard has it, and NaN where a value is not
+    finite. The weights of the first values add up to 1 too, so that the average does not begin at
+    zero.
 
     Args:
         values: The values.
@@ -37,7 +38,8 @@ def smoothed(values: Floats, kept: float = KEPT) -> Floats:
             they are.
     """
     made = np.full(len(values), np.nan)
-    total, weight = 0.0, 0.0
+    total = 0.0
+    weight = 0.0
     for place in np.flatnonzero(np.isfinite(values)).tolist():
         total = total * kept + float(values[place]) * (1 - kept)
         weight = weight * kept + (1 - kept)
@@ -66,7 +68,9 @@ class SmoothedEnd:
         """Return the end of a curve with at least one step."""
         values = np.where(curve.bad & np.isfinite(curve.values), np.nan, curve.values)
         even = smoothed(values)
-        last = float(even[-1]) if np.isfinite(values[-1]) else float(values[-1])
+        last = float(values[-1])
+        if np.isfinite(last):
+            last = float(even[-1])
         known = np.flatnonzero(np.isfinite(even))
         broken = int(np.count_nonzero(~np.isfinite(values)))
         if not len(known):
@@ -100,10 +104,10 @@ class RunSummary:
         return self._end_of("norm")
 
     def _end_of(self, kind: str) -> SmoothedEnd | None:
-        return next(
-            (SmoothedEnd.of(curve) for curve in self.shown_run.drawn_curves if curve.kind == kind),
-            None,
-        )
+        for curve in self.shown_run.drawn_curves:
+            if curve.kind == kind:
+                return SmoothedEnd.of(curve)
+        return None
 
     @cached_property
     def options(self) -> Mapping[str, str]:
@@ -116,8 +120,10 @@ class RunSummary:
         if recording.roots:
             models = []
             for root in recording.roots:
-                size = f" {thousands(root.parameters)}" if root.parameters else ""
-                models.append(f"{root.name}{size}")
+                model = root.name
+                if root.parameters:
+                    model += f" {thousands(root.parameters)}"
+                models.append(model)
             found["model"] = visible(", ".join(models))
         found |= options_of(command)
 
@@ -138,8 +144,9 @@ class RunSummary:
     @property
     def started(self) -> datetime | None:
         """When it began."""
+        started = self.shown_run.recording.manifest.get("started")
         try:
-            return datetime.fromisoformat(str(self.shown_run.recording.manifest.get("started")))
+            return datetime.fromisoformat(str(started))
         except ValueError:
             return None
 
@@ -165,7 +172,9 @@ class RunSummary:
     @property
     def pace(self) -> float | None:
         """The seconds for a step, over the whole run."""
-        return self.seconds / self.steps if self.seconds and self.steps else None
+        if not self.seconds or not self.steps:
+            return None
+        return self.seconds / self.steps
 
     @property
     def saved(self) -> int | None:
@@ -173,7 +182,9 @@ class RunSummary:
         event = self.shown_run.recording.saved
         if event is None:
             return None
-        return event.bytes if event.course is None else event.course.peak
+        if event.course is None:
+            return event.bytes
+        return event.course.peak
 
     @property
     def counts(self) -> dict[str, int]:
@@ -189,14 +200,20 @@ class RunSummary:
             return "not written to its end"
         if end is None:
             return {True: "running", False: "killed", None: "no end"}[self.shown_run.written]
-        return f"exit {end.exit}" if end.exit else ""
+        if end.exit:
+            return f"exit {end.exit}"
+        return ""
 
 
 def told_apart(paths: Sequence[str]) -> list[str]:
-    """Return a name for each path: its last part without its suffix, and as many before it as tell it from the others."""
-    parts = [
-        path.replace("\\", "/").rstrip("/").removesuffix(".kedge").split("/") for path in paths
-    ]
+    """Return a name for each path: its last part without its suffix.
+
+    It has as many parts before it as tell it from the others.
+    """
+    parts = []
+    for path in paths:
+        plain = path.replace("\\", "/").rstrip("/").removesuffix(".kedge")
+        parts.append(plain.split("/"))
     lengths = [1] * len(parts)
     while True:
         names = ["/".join(own[-length:]) for own, length in zip(parts, lengths, strict=True)]
@@ -210,11 +227,16 @@ def told_apart(paths: Sequence[str]) -> list[str]:
 
 
 def numbered(paths: Sequence[str]) -> list[str]:
-    """Return a name for each path that does not tell its folder: its last part, with a number where several have the same."""
+    """Return a name for each path that does not tell its folder.
+
+    It is its last part, with a number where several have the same.
+    """
     names: list[str] = []
     seen: dict[str, int] = {}
     for path in paths:
         end = told_apart([path])[0]
         seen[end] = seen.get(end, 0) + 1
-        names.append(end if seen[end] == 1 else f"{end} ({seen[end]})")
+        if seen[end] > 1:
+            end = f"{end} ({seen[end]})"
+        names.append(end)
     return names

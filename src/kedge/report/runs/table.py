@@ -1,9 +1,12 @@
-"""The table of several runs: a line for each, a column for each option in which they differ and for each figure."""
+"""The table of several runs: a line for each.
+
+It has a column for each option in which they differ, and for each figure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -29,6 +32,10 @@ class RunColumn:
     title: str
     kind: Kind
     value: Callable[[RunSummary], Any]
+
+    def has(self, run: RunSummary) -> bool:
+        """Whether a run has a value."""
+        return self.value(run) is not None
 
 
 FIGURES = (
@@ -73,9 +80,8 @@ class RunTable:
     @cached_property
     def options(self) -> list[RunColumn]:
         """A column for each option in which the runs differ."""
-        return [
-            RunColumn(name, name, "option", partial(_option, name)) for name in self.differing_names
-        ]
+        names = self.differing_names
+        return [RunColumn(name, name, "option", partial(_option, name)) for name in names]
 
     @property
     def differing_names(self) -> Sequence[str]:
@@ -101,19 +107,18 @@ class RunTable:
     @cached_property
     def figures(self) -> list[RunColumn]:
         """The columns of figures that some run has."""
-        return [
-            column for column in FIGURES if any(column.value(run) is not None for run in self.runs)
-        ]
+        return [column for column in FIGURES if any(map(column.has, self.runs))]
 
     def document(self) -> dict[str, Any]:
-        """Return the table for programs; numbers that JSON does not have are the strings "nan", "inf" and "-inf"."""
+        """Return the table for programs.
+
+        Numbers that JSON does not have are the strings "nan", "inf" and "-inf".
+        """
         return {
             "runs": [_described(run) for run in self.runs],
             "differ": list(self.differing_names),
             "equal": dict(self.differing.equal),
-            "left_out": [
-                {"recording": one.recording, "reason": one.reason} for one in self.left_out
-            ],
+            "left_out": [asdict(one) for one in self.left_out],
             "smoothing": KEPT,
         }
 
@@ -123,13 +128,16 @@ def _option(name: str, run: RunSummary) -> str | None:
 
 
 def _described(run: RunSummary) -> dict[str, Any]:
-    recording, findings = run.shown_run.recording, run.shown_run.findings
+    recording = run.shown_run.recording
+    findings: dict[str, Any] = {**run.counts, "first": None}
+    if run.shown_run.findings:
+        findings["first"] = run.shown_run.findings[0].code
     return {
         "run": run.name,
         "recording": str(recording.path),
         "command": recording.manifest.get("command"),
         "options": dict(run.options),
-        "findings": run.counts | {"first": findings[0].code if findings else None},
+        "findings": findings,
         "judged": run.shown_run.judgement.complete,
         "ending": run.ending or "ended",
         **{column.key: for_json(column.value(run)) for column in FIGURES},

@@ -39,8 +39,9 @@ SHOWN = (
 )
 
 LEGEND = (
-    f"loss, best loss, grad norm: an exponential moving average that keeps {KEPT:.0%} at each value. "
-    "findings: the worst, and how many kinds more. Losses are drawn on one scale, over the same steps; ✗ not finite. "
+    "loss, best loss, grad norm: an exponential moving average that keeps "
+    f"{KEPT:.0%} at each value. findings: the worst, and how many kinds more. "
+    "Losses are drawn on one scale, over the same steps; ✗ not finite. "
     "kedge report RUN describes one run, kedge diff A B finds where two part."
 )
 
@@ -53,7 +54,7 @@ def render_runs(table: RunTable, console: Console) -> None:
 
     shown, left = _fitting(table, console.width)
     room = min(console.width - sum(column.width + 1 for column in shown), MOST_COURSE)
-    losses = [run.shown_run.losses[0] if run.shown_run.losses else None for run in table.runs]
+    losses = [next(iter(run.shown_run.losses), None) for run in table.runs]
     courses = drawn_together(losses, room)
     title = ""
     if any(courses):
@@ -128,7 +129,7 @@ def _cell(column: RunColumn, run: RunSummary) -> Text:
 
 
 def told_findings(run: RunSummary) -> Text:
-    """Return the verdict on a run in a few words: its first finding, the number of others, and how it ended."""
+    """Return the verdict on a run in a few words: its first finding, more kinds, and its end."""
     findings = run.shown_run.findings
     if findings:
         worst = findings[0]
@@ -146,13 +147,18 @@ def told_findings(run: RunSummary) -> Text:
 
 
 def drawn_together(curves: Sequence[Curve | None], width: int) -> list[Text]:
-    """Return curves as lines of blocks on one scale, logarithmic if no value is negative, and over the same steps."""
+    """Return curves as lines of blocks on one scale, and over the same steps.
+
+    The scale is logarithmic if no value is negative.
+    """
     known = [curve for curve in curves if curve is not None]
     if not known:
         return [Text("") for _ in curves]
     steps = max(int(curve.steps[-1]) for curve in known) + 1
     finite = np.concatenate([curve.finite[np.isfinite(curve.finite)] for curve in known])
-    low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 1.0)
+    low, high = 0.0, 1.0
+    if len(finite):
+        low, high = finite.min(), finite.max()
     positive = finite[finite > 0]
     ends = None
     if low < 0:

@@ -51,11 +51,10 @@ def batches(recording: Recording, names: Sequence[str] = tuple(WIDE)) -> Iterato
 def _array(name: str, values: Any, known: Any, rows: int) -> Any:
     if isinstance(values, str):
         return pa.repeat(pa.scalar(values, pa.string()), rows)
-    return pa.array(
-        values,
-        _TYPES[WIDE[name].type],
-        mask=None if known is None or known.all() else ~np.asarray(known),
-    )
+    mask = None
+    if known is not None and not known.all():
+        mask = ~np.asarray(known)
+    return pa.array(values, _TYPES[WIDE[name].type], mask=mask)
 
 
 def write_parquet(recording: Recording, path: Path) -> int:
@@ -108,19 +107,21 @@ def is_other(path: Path) -> bool:
 
 
 def _groups(recording: Recording) -> Iterator[Any]:
-    held, rows = [], 0
+    held = []
+    rows = 0
     for batch in batches(recording):
         held.append(batch)
         rows += len(batch)
         if rows >= GROUP:
             yield pa.Table.from_batches(held)
-            held, rows = [], 0
+            held = []
+            rows = 0
     if held:
         yield pa.Table.from_batches(held)
 
 
 def describe(recording: Recording) -> str:
-    """Return a description of the run as JSON: its manifest, its end, its roots, and the meaning of each column."""
+    """Return a description of the run as JSON, with the meaning of each column."""
     return json.dumps(
         {
             "manifest": dict(recording.manifest),

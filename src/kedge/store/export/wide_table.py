@@ -1,4 +1,4 @@
-"""The rows of a recording as one wide table for other programs: site after site, in the order of steps."""
+"""The rows of a recording as one wide table for other programs: site after site, by step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WideColumn:
 
 
 def rows_by_site(recording: Recording) -> Iterator[tuple[SiteInfo, Rows]]:
-    """Yield every site that has rows, and its rows; those of one step, from several ranks, are one."""
+    """Yield every site that has rows, and its rows; those of one step of several ranks are one."""
     for site in recording.sites:
         rows = recording.all_rows.of(site.id)
         if len(rows):

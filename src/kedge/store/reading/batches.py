@@ -83,23 +83,30 @@ class Batches:
 
     def chosen(self, which: Sequence[int]) -> Batches:
         """Return some of the batches."""
-        places, data, lengths = (
-            {name: values[which] for name, values in held.items()}
-            for held in (self.places, self.data, self.lengths)
+        return Batches(
+            memory=self.memory,
+            rows=self.rows[which],
+            places={name: places[which] for name, places in self.places.items()},
+            data={name: places[which] for name, places in self.data.items()},
+            lengths={name: lengths[which] for name, lengths in self.lengths.items()},
         )
-        return Batches(self.memory, self.rows[which], places, data, lengths)
 
     def followed_by(self, later: Batches) -> Batches:
         """Return these batches and later ones of the same file."""
-        places, data, lengths = (
-            {name: np.concatenate([earlier[name], new[name]]) for name in earlier}
-            for earlier, new in (
-                (self.places, later.places),
-                (self.data, later.data),
-                (self.lengths, later.lengths),
-            )
+        return Batches(
+            memory=later.memory,
+            rows=np.concatenate([self.rows, later.rows]),
+            places=_followed(self.places, later.places),
+            data=_followed(self.data, later.data),
+            lengths=_followed(self.lengths, later.lengths),
         )
-        return Batches(later.memory, np.concatenate([self.rows, later.rows]), places, data, lengths)
+
+
+def _followed(
+    earlier: Mapping[str, Places],
+    later: Mapping[str, Places],
+) -> dict[str, Places]:
+    return {name: np.concatenate([earlier[name], later[name]]) for name in earlier}
 
 
 def _opened(path: Path) -> io.FileIO:
@@ -148,11 +155,14 @@ class BatchFinder:
             self._at, self._layout = _schema(memory, size)
         heads = _Heads(self._layout.total)
         found, self._at, whole = _hop(memory, self._at, size, heads)
+        self.torn = not whole
         batches = self._layout.batches(np.frombuffer(memory, np.uint8), found, heads)
         if len(batches) < len(found):
-            self._at, whole = found[len(batches)].head, False
-        self.torn = not whole
-        return batches if len(batches) else None
+            self._at = found[len(batches)].head
+            self.torn = True
+        if not len(batches):
+            return None
+        return batches
 
 
 @dataclass(frozen=True)
@@ -162,21 +172,31 @@ class _Layout:
     buffers: Mapping[str, int]
     total: int
 
-    def batches(self, memory: NDArray[np.uint8], found: Sequence[_Found], heads: _Heads) -> Batches:
+    def batches(
+        self,
+        memory: NDArray[np.uint8],
+        found: Sequence[_Found],
+        heads: _Heads,
+    ) -> Batches:
         """Return the batches found, up to the first one whose buffers do not fit into it."""
         said = np.array(heads.buffers, dtype=np.int64).reshape(len(heads.buffers), self.total, 2)
-        rows, bodies = (np.array(values, dtype=np.int64) for values in (heads.rows, heads.bodies))
-        fits = self._fit(said, rows, bodies)
+        rows = np.array(heads.rows, dtype=np.int64)
+        fits = self._fit(said, rows, np.array(heads.bodies, dtype=np.int64))
         which = np.array([one.said for one in found], dtype=np.int64)
-        kept = slice(None if fits[which].all() else int(np.argmin(fits[which])))
-        which, starts = which[kept], np.array([one.start for one in found[kept]], dtype=np.int64)
-        return Batches(
-            memory=memory,
-            rows=rows[which],
-            places={name: starts + said[which, place, 0] for name, place in self.buffers.items()},
-            data={name: starts + said[which, self.buffers[name] + 1, 0] for name in BINARY},
-            lengths={name: said[which, self.buffers[name] + 1, 1] for name in BINARY},
-        )
+        starts = np.array([one.start for one in found], dtype=np.int64)
+        if not fits[which].all():
+            many = int(np.argmin(fits[which]))
+            which = which[:many]
+            starts = starts[:many]
+
+        places = {name: starts + said[which, at, 0] for name, at in self.buffers.items()}
+        data = {}
+        lengths = {}
+        for name in BINARY:
+            at = self.buffers[name] + 1
+            data[name] = starts + said[which, at, 0]
+            lengths[name] = said[which, at, 1]
+        return Batches(memory, rows[which], places, data, lengths)
 
     def _fit(self, said: Places, rows: Places, bodies: Places) -> NDArray[np.bool_]:
         """Whether the buffers that each head describes are possible."""
@@ -185,22 +205,22 @@ class _Layout:
         fits = (rows >= 0) & (rows <= bodies)
         rows = np.where(fits, rows, 0)
         for name, place in self.buffers.items():
-            least = np.where(rows > 0, 4 * (rows + 1), 0) if name in BINARY else _width(name) * rows
+            used = [place]
+            if name in BINARY:  # the offsets, one more than there are rows, and the bytes
+                used.append(place + 1)
+                least = np.where(rows > 0, 4 * (rows + 1), 0)
+            else:
+                least = np.dtype(COLUMNS[name][0]).itemsize * rows
             fits &= said[:, place, 1] >= least
-            for used in (place, place + 1)[: 1 + (name in BINARY)]:
-                start, length = said[:, used].T
-                fits &= (
-                    (start >= 0) & (length >= 0) & (start <= bodies) & (length <= bodies - start)
-                )
+            for buffer in used:
+                start, length = said[:, buffer].T
+                fits &= (start >= 0) & (length >= 0)
+                fits &= (start <= bodies) & (length <= bodies - start)
         return fits
 
 
-def _width(name: str) -> int:
-    return np.dtype(COLUMNS[name][0]).itemsize
-
-
 class _Found(NamedTuple):
-    """A batch: the places of its head and its body in the file, and the number of its kind of head."""
+    """A batch: the places of its head and its body, and the number of its kind of head."""
 
     head: int
     start: int
@@ -232,20 +252,27 @@ class _Heads:
             return known
         shape = self._shapes.get(len(metadata))
         if shape is None or not shape.fits(metadata):
-            shape = self._shapes[len(metadata)] = layout_of(metadata)
+            shape = layout_of(metadata)
+            self._shapes[len(metadata)] = shape
         body, rows, buffers = shape.read(metadata)
         if body < 0 or len(buffers) != 2 * self._total:
             raise ValueError("a batch of other columns, or of a negative length")
         if len(self._known) == MOST_HEADS:
             self._known.clear()
-        number = self._known[metadata] = len(self.rows)
+        number = len(self.rows)
+        self._known[metadata] = number
         self.bodies.append(body)
         self.rows.append(rows)
         self.buffers.append(buffers)
         return number
 
 
-def _hop(memory: mmap.mmap, at: int, size: int, heads: _Heads) -> tuple[list[_Found], int, bool]:
+def _hop(
+    memory: mmap.mmap,
+    at: int,
+    size: int,
+    heads: _Heads,
+) -> tuple[list[_Found], int, bool]:
     """Go from head to head.
 
     Returns:
@@ -277,10 +304,10 @@ def _hop(memory: mmap.mmap, at: int, size: int, heads: _Heads) -> tuple[list[_Fo
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """The places of the numbers in the metadata of a batch; 0 for a number left out because it is zero.
+    """The places of the numbers in the metadata of a batch.
 
-    A writer lays out all batches alike. So the metadata is parsed once, and again only if it
-    differs in more than these numbers.
+    A place is 0 for a number left out because it is zero. A writer lays out all batches alike. So
+    the metadata is parsed once, and again only if it differs in more than these numbers.
     """
 
     body: int
@@ -294,8 +321,14 @@ class HeadLayout:
         """Whether other metadata of this length differs in its numbers only."""
         return all(metadata[start:end] == expected for start, end, expected in self.rest)
 
-    def write(self, metadata: bytearray, rows: int, body: int, buffers: Sequence[int]) -> None:
-        """Write other numbers: the rows, the length of the body, and start and length of each buffer."""
+    def write(
+        self,
+        metadata: bytearray,
+        rows: int,
+        body: int,
+        buffers: Sequence[int],
+    ) -> None:
+        """Write other numbers: the rows, the body's length, and start and length of each buffer."""
         struct.pack_into("<q", metadata, self.body, body)
         struct.pack_into("<q", metadata, self.rows, rows)
         columns = len(COLUMNS) + len(BINARY)
@@ -303,17 +336,13 @@ class HeadLayout:
         self.unpacked.pack_into(metadata, self.buffers, *buffers)
 
     def read(self, metadata: bytes) -> tuple[int, int, tuple[int, ...]]:
-        """Return the length of the body, the number of rows, and start and length of each buffer."""
-        body = (
-            int.from_bytes(metadata[self.body : self.body + 8], "little", signed=True)
-            if self.body
-            else 0
-        )
-        rows = (
-            int.from_bytes(metadata[self.rows : self.rows + 8], "little", signed=True)
-            if self.rows
-            else 0
-        )
+        """Return the length of the body, the rows, and start and length of each buffer."""
+        body = 0
+        if self.body:
+            (body,) = _INT64.unpack_from(metadata, self.body)
+        rows = 0
+        if self.rows:
+            (rows,) = _INT64.unpack_from(metadata, self.rows)
         return body, rows, self.unpacked.unpack_from(metadata, self.buffers)
 
 
@@ -324,7 +353,9 @@ def layout_of(metadata: bytes) -> HeadLayout:
         ValueError: It is not valid metadata of a batch; also struct.error or IndexError.
     """
     message = _offset(metadata, 0)
-    kind, head, body = (_field(metadata, message, i) for i in (1, 2, 3))
+    kind = _field(metadata, message, 1)
+    head = _field(metadata, message, 2)
+    body = _field(metadata, message, 3)
     if not (kind and head) or metadata[kind] != _BATCH_MESSAGE:
         raise ValueError("not a batch")
     batch = _offset(metadata, head)
@@ -333,15 +364,22 @@ def layout_of(metadata: bytes) -> HeadLayout:
         raise ValueError("a batch without columns, or a compressed one")
     first, last = _vector(metadata, buffers)
     columns = _vector(metadata, nodes)
-    changing = sorted([(at, at + 8) for at in (body, rows) if at] + [(first, last), columns])
-    borders = [0, *(border for pair in changing for border in pair), len(metadata)]
-    rest = [(a, b, metadata[a:b]) for a, b in zip(borders[::2], borders[1::2], strict=True)]
-    return HeadLayout(
-        body, rows, columns[0], first, struct.Struct(f"<{(last - first) // 8}q"), rest
-    )
+    changing = [(first, last), columns]
+    changing += [(at, at + 8) for at in (body, rows) if at]
+    rest = []
+    before = 0
+    for start, end in sorted(changing):
+        rest.append((before, start, metadata[before:start]))
+        before = end
+    rest.append((before, len(metadata), metadata[before:]))
+    unpacked = struct.Struct(f"<{(last - first) // 8}q")
+    return HeadLayout(body, rows, columns[0], first, unpacked, rest)
 
 
-_UINT16, _INT32, _UINT32 = (struct.Struct(code) for code in ("<H", "<i", "<I"))
+_UINT16 = struct.Struct("<H")
+_INT32 = struct.Struct("<i")
+_UINT32 = struct.Struct("<I")
+_INT64 = struct.Struct("<q")
 
 
 def _offset(metadata: bytes, at: int) -> int:
@@ -364,7 +402,9 @@ def _field(metadata: bytes, table: int, number: int) -> int:
     if entries < 0 or 4 + 2 * number >= int(_UINT16.unpack_from(metadata, entries)[0]):
         return 0
     place = int(_UINT16.unpack_from(metadata, entries + 4 + 2 * number)[0])
-    return table + place if place else 0
+    if not place:
+        return 0
+    return table + place
 
 
 def _stopped_in_schema(memory: mmap.mmap, size: int) -> bool:
@@ -397,22 +437,25 @@ def _laid_out(schema: Any) -> _Layout:
     for field in schema.children:
         found[field.name] = (total + 1, field.format)
         total += _buffers(field)
-    wanted = {name: kind for name, kind in TYPES.items() if name in found or name not in LATER}
-    for name, kind in wanted.items():
+    places = {}
+    for name, kind in TYPES.items():
+        if name not in found and name in LATER:
+            continue
         if name not in found:
+            columns = ", ".join(found) or "no column at all"
+            raise ForeignFileError(f"it has no column {name!r} but {columns}")
+        places[name], there = found[name]
+        if there != kind:
             raise ForeignFileError(
-                f"it has no column {name!r} but {', '.join(found) or 'no column at all'}"
+                f"its column {name!r} has the Arrow type {there!r}, not {kind!r}"
             )
-        if found[name][1] != kind:
-            raise ForeignFileError(
-                f"its column {name!r} has the Arrow type {found[name][1]!r}, not {kind!r}"
-            )
-    return _Layout({name: found[name][0] for name in wanted}, total)
+    return _Layout(places, total)
 
 
 def _buffers(field: Any) -> int:
     """Return the number of buffers of a column, which a later version may have added."""
-    kind, inner = field.format, sum(map(_buffers, field.children))
+    kind = field.format
+    inner = sum(map(_buffers, field.children))
     if field.dictionary is None:
         if kind in _TEXT | {"Z", "U"}:
             return 3

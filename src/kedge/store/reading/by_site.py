@@ -48,7 +48,8 @@ class SortedRows:
 
     def held(self, name: str, where: slice) -> BinaryColumn:
         """Return some rows of a binary column."""
-        rows, offsets = self._order[where], self._columns[name + OFFSETS]
+        rows = self._order[where]
+        offsets = self._columns[name + OFFSETS]
         return BinaryColumn(self._columns[name], offsets[rows], offsets[rows + 1])
 
     @cached_property
@@ -60,12 +61,10 @@ class SortedRows:
     def _order(self) -> Ints:
         sites = self._columns["site"]
         # numpy sorts 16-bit integers by radix: 20 times faster than wider ones.
-        narrow = (
-            len(sites)
-            and np.iinfo(np.int16).min <= sites.min()
-            and sites.max() <= np.iinfo(np.int16).max
-        )
-        return np.argsort(sites.astype(np.int16) if narrow else sites, kind="stable")
+        limits = np.iinfo(np.int16)
+        if len(sites) and limits.min <= sites.min() and sites.max() <= limits.max:
+            sites = sites.astype(np.int16)
+        return np.argsort(sites, kind="stable")
 
 
 class MatrixRows:
@@ -92,23 +91,26 @@ class MatrixRows:
 
     def held(self, name: str, where: slice) -> BinaryColumn:
         """Return some rows of a binary column."""
-        data, lines = self._batches.memory, self._lines(where)
+        memory = self._batches.memory
         if not self._batches.lengths[name].any():
             nothing = np.zeros(where.stop - where.start, dtype=np.int64)
-            return BinaryColumn(data, nothing, nothing)
-        offsets, lines_of = self._offsets(name), self._order[lines]
-        starts = self._batches.data[name] + offsets[lines_of]
-        ends = self._batches.data[name] + offsets[lines_of + 1]
-        return BinaryColumn(data, starts.reshape(-1), ends.reshape(-1))
+            return BinaryColumn(memory, nothing, nothing)
+        offsets = self._offsets(name)
+        places = self._order[self._lines(where)]
+        starts = self._batches.data[name] + offsets[places]
+        ends = self._batches.data[name] + offsets[places + 1]
+        return BinaryColumn(memory, starts.reshape(-1), ends.reshape(-1))
 
     @cached_property
     def full_steps(self) -> Ints:
         """Every step with a full row, sorted."""
-        steps, full = self._transposed("step"), self._transposed("level") == FULL
+        steps = self._transposed("step")
+        full = self._transposed("level") == FULL
         # Usually all sites of a batch have its step, so few lines differ.
-        alike = steps.strides[0] == 0 or len(steps) < 2
-        changes = np.zeros(0, dtype=bool) if alike else (steps[1:] != steps[:-1]).any(axis=1)
-        starts = np.flatnonzero(np.append(True, changes))
+        starts = np.zeros(1, dtype=np.int64)
+        if steps.strides[0] != 0 and len(steps) > 1:
+            changes = (steps[1:] != steps[:-1]).any(axis=1)
+            starts = np.flatnonzero(np.append(True, changes))
         somewhere = np.logical_or.reduceat(full, starts, axis=0)
         return np.unique(steps[starts][somewhere])
 
@@ -116,14 +118,17 @@ class MatrixRows:
         """Return a column as a matrix with one line for each site."""
         if name not in self._ordered:
             dtype = np.dtype(COLUMNS[name][0])
-            still = self._one_a_batch(name) if name == "step" else self._one_a_site(name, dtype)
-            self._ordered[name] = (
-                self._transpose(name, dtype, self._order) if still is None else still
-            )
+            if name == "step":
+                column = self._one_a_batch(name)
+            else:
+                column = self._one_a_site(name, dtype)
+            if column is None:
+                column = self._transpose(name, dtype, self._order)
+            self._ordered[name] = column
         return self._ordered[name]
 
     def _one_a_batch(self, name: str) -> NDArray[Any] | None:
-        """Return a column that has one value in each batch; None if sites of a batch differ in it."""
+        """Return a column that has one value in each batch; None if the sites of one differ."""
         values = np.empty(len(self._batches), COLUMNS[name][0])
         for i in range(len(values)):
             line = _part(self._batches, name, i)
@@ -135,10 +140,10 @@ class MatrixRows:
     def _one_a_site(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any] | None:
         """Return a column that is equal in all batches, as counts are; None if it differs."""
         if name not in self._batches.places:
-            return np.broadcast_to(
-                dtype.type(COLUMNS[name][1]), (len(self._order), len(self._batches))
-            )
-        memory, places = self._batches.memory, self._batches.places[name].tolist()
+            default = dtype.type(COLUMNS[name][1])
+            return np.broadcast_to(default, (len(self._order), len(self._batches)))
+        memory = self._batches.memory
+        places = self._batches.places[name].tolist()
         width = len(self._order) * dtype.itemsize
         first = memory[places[0] : places[0] + width].tobytes()
         if any(memory[place : place + width].tobytes() != first for place in places):
@@ -155,17 +160,20 @@ class MatrixRows:
         return self._ordered[name]
 
     def _transpose(self, name: str, dtype: np.dtype[Any], lines: Ints) -> NDArray[Any]:
-        batches, places = len(self._batches), self._batches.places[name].tolist()
-        memory, width = self._batches.memory, len(lines) * dtype.itemsize
-        turned = np.empty((len(lines), batches), dtype)
+        memory = self._batches.memory
+        places = self._batches.places[name].tolist()
+        width = len(lines) * dtype.itemsize
+        turned = np.empty((len(lines), len(places)), dtype)
         block = np.empty((BLOCK, len(lines)), dtype)
         straight = np.array_equal(lines, np.arange(len(lines)))
-        for start in range(0, batches, BLOCK):
+        for start in range(0, len(places), BLOCK):
             here = places[start : start + BLOCK]
             for line, place in zip(block, here, strict=False):
                 line[:] = memory[place : place + width].view(dtype)
             held = block[: len(here)]
-            turned[:, start : start + len(here)] = (held if straight else held[:, lines]).T
+            if not straight:
+                held = held[:, lines]
+            turned[:, start : start + len(here)] = held.T
         return turned
 
 
@@ -185,23 +193,24 @@ class FileRows:
     @cached_property
     def groups(self) -> tuple[RowGroup, ...]:
         """The same rows, grouped by the pattern of sites in their batches."""
+        batches = self.batches
         patterns: dict[bytes, list[int]] = {}
-        memory = self.batches.memory
-        for i, (place, rows) in enumerate(
-            zip(self.batches.places["site"], self.batches.rows * 4, strict=True)
-        ):
-            patterns.setdefault(memory[place : place + rows].tobytes(), []).append(i)
-        usual = sorted(
-            patterns.values(), key=lambda alike: -len(alike) * int(self.batches.rows[alike[0]])
-        )
-        apart = [alike for alike in usual[:MOST_PATTERNS] if len(alike) > 1 or len(usual) == 1]
-        left = sorted({*range(len(self.batches))} - {i for alike in apart for i in alike})
-        groups: list[RowGroup] = [MatrixRows(self.batches.chosen(alike)) for alike in apart]
-        return (
-            (*groups, SortedRows(WrittenColumns(self.batches.chosen(left))))
-            if left
-            else tuple(groups)
-        )
+        for i, place in enumerate(batches.places["site"]):
+            sites = batches.memory[place : place + 4 * batches.rows[i]]
+            patterns.setdefault(sites.tobytes(), []).append(i)
+
+        def rows(alike: list[int]) -> int:
+            return len(alike) * int(batches.rows[alike[0]])
+
+        groups: list[RowGroup] = []
+        left = set(range(len(batches)))
+        for alike in sorted(patterns.values(), key=rows, reverse=True)[:MOST_PATTERNS]:
+            if len(alike) > 1 or len(patterns) == 1:
+                groups.append(MatrixRows(batches.chosen(alike)))
+                left -= set(alike)
+        if left:
+            groups.append(SortedRows(WrittenColumns(batches.chosen(sorted(left)))))
+        return tuple(groups)
 
 
 def _range(ordered: NDArray[Any], first: int, stop: int) -> slice:
@@ -221,7 +230,8 @@ class WrittenColumns(dict[str, NDArray[Any]]):
     def __missing__(self, name: str) -> NDArray[Any]:
         if name in COLUMNS:
             parts = [_part(self._batches, name, i) for i in range(len(self._batches))]
-            self[name] = np.concatenate(parts) if parts else np.zeros(0, COLUMNS[name][0])
+            nothing = np.zeros(0, COLUMNS[name][0])
+            self[name] = np.concatenate([nothing, *parts])
         else:
             binary = name.removesuffix(OFFSETS)
             self[binary], self[binary + OFFSETS] = _bytes(self._batches, binary)
@@ -239,21 +249,22 @@ def _part(batches: Batches, name: str, i: int) -> NDArray[Any]:
 
 def _must_fit(name: str, offsets: NDArray[Any], lengths: Any) -> None:
     """Check that the rows of a binary column are inside its bytes, one after the other."""
-    if (
-        (offsets[0] < 0).any()
-        or (np.diff(offsets, axis=0) < 0).any()
-        or (offsets[-1] > lengths).any()
-    ):
+    is_before = (offsets[0] < 0).any()
+    is_behind = (offsets[-1] > lengths).any()
+    if is_before or is_behind or (np.diff(offsets, axis=0) < 0).any():
         raise NotARecording(
-            f"the recording is damaged: rows of {name!r} lie outside of their batch; copy the whole folder again, or "
-            "record the run again"
+            f"the recording is damaged: rows of {name!r} lie outside of their batch; "
+            "copy the whole folder again, or record the run again"
         )
 
 
 def _bytes(batches: Batches, binary: str) -> tuple[NDArray[np.uint8], Ints]:
-    parts, offsets, held = [np.zeros(0, dtype=np.uint8)], [np.zeros(1, dtype=np.int64)], 0
+    parts = [np.zeros(0, dtype=np.uint8)]
+    offsets = [np.zeros(1, dtype=np.int64)]
+    held = 0
     for i, rows in enumerate(batches.rows.tolist()):
-        place, data = int(batches.places[binary][i]), int(batches.data[binary][i])
+        place = int(batches.places[binary][i])
+        data = int(batches.data[binary][i])
         ends = batches.memory[place : place + 4 * (rows + 1)].view(np.int32).astype(np.int64)
         _must_fit(binary, ends, batches.lengths[binary][i])
         parts.append(batches.memory[data + int(ends[0]) : data + int(ends[-1])])

@@ -25,9 +25,9 @@ class EventsReader:
             if not is_there(self._path):
                 return False
             *lines, rest = self._new().split(b"\n")
-        known = len(self.events)
+        first = len(self.events) + 1
         self.events += [
-            read_event(self._path, known + number, line) for number, line in enumerate(lines, 1)
+            read_event(self._path, number, line) for number, line in enumerate(lines, first)
         ]
         self._at += sum(len(line) + 1 for line in lines)
         self.torn = rest != b""

@@ -1,19 +1,39 @@
-"""The JSON files of a recording: their names, and how they are read."""
+"""The JSON files of a recording: their names, their shapes, and how they are read.
+
+The shapes are what readers rely on; see docs/reference/recording.md. Those of the events are
+classes: `kedge.store.events`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kedge.errors import NewerFormat, NotARecording
 from kedge.files.atomic_write import told
+from kedge.frames import SourceLine
+from kedge.json_input.classes import read_as
 from kedge.json_input.reading import BadJson, parse, read_regular
-from kedge.json_input.shape import Check, Misshapen
+from kedge.json_input.shape import (
+    Check,
+    Misshapen,
+    anything,
+    count,
+    count_or_flag,
+    fields,
+    flag,
+    list_of,
+    nullable,
+    number,
+    text,
+    total,
+    whole,
+)
 from kedge.short_text import listed, shortened
 from kedge.store.events import RunEvent, event_from
-from kedge.store.reading import shapes
 from kedge.store.sites import Root, SiteInfo, root_from, site_from
 
 #: The format that is written, and the newest that can be read. 1 is the first.
@@ -26,14 +46,81 @@ _STATS = re.compile(r"stats-(0|[1-9][0-9]{0,8})\.arrows")
 Document = Mapping[str, Any]
 
 
+_MANIFEST_SHAPE = fields(
+    {},
+    {
+        "format": whole,
+        "kedge": nullable(text),
+        "command": nullable(list_of(text)),
+        "script": nullable(text),
+        "python": nullable(text),
+        "torch": nullable(text),
+        "device": nullable(text),
+        "started": nullable(text),
+        "host": nullable(text),
+        "pid": nullable(whole),
+        "every": nullable(anything),
+        "budget": nullable(number),
+        "sites": nullable(text),
+        "dump": nullable(flag),
+        "rank": count,
+        "world": count,
+    },
+)
+_MODULE_SHAPE = fields(
+    {"path": text},
+    {
+        "type": text,
+        "file": nullable(text),
+        "line": nullable(whole),
+        "parameters": total,
+        "trainable": nullable(count_or_flag),
+    },
+)
+_ROOT_SHAPE = fields(
+    {"name": text},
+    {
+        "prefix": text,
+        "parameters": total,
+        "modules": list_of(_MODULE_SHAPE),
+        "trained": nullable(flag),
+        "optimizers": list_of(count),
+        "steps": count,
+    },
+)
+SITE_SHAPE = fields(
+    {"id": count, "site": text},
+    {
+        "path": text,
+        "kind": text,
+        "type": text,
+        "root": whole,
+        "shape": list_of(count),
+        "dtype": text,
+        "channels": nullable(count),
+        "from": list_of(nullable(count)),
+        "owner": text,
+        "node": nullable(text),
+        "source": nullable(partial(read_as, SourceLine)),
+        "copies": nullable(list_of(count)),
+        "partial": flag,
+    },
+)
+_SITES_SHAPE = fields({"roots": list_of(_ROOT_SHAPE), "sites": list_of(SITE_SHAPE)})
+
+
 def sites_file(rank: int = 0) -> str:
     """Return the name of the file in which a rank describes its sites."""
-    return f"sites-{rank}.json" if rank else "sites.json"
+    if rank == 0:
+        return "sites.json"
+    return f"sites-{rank}.json"
 
 
 def events_file(rank: int = 0) -> str:
     """Return the name of the file in which a rank writes its events."""
-    return f"events-{rank}.jsonl" if rank else "events.jsonl"
+    if rank == 0:
+        return "events.jsonl"
+    return f"events-{rank}.jsonl"
 
 
 def read_ranks(folder: Path) -> tuple[int, ...]:
@@ -55,20 +142,22 @@ def read_manifest(folder: Path) -> Document:
     if not present:
         raise NotARecording(f"{folder} is not a recording: {_instead(folder)}")
     manifest = _read_object(folder / MANIFEST)
-    number = manifest.get("format")
-    if type(number) is not int or number < 1:
+    written = manifest.get("format")
+    if type(written) is not int or written < 1:
         raise NotARecording(
-            f"{folder} is not a recording: its {MANIFEST} has {shortened(repr(number))} instead of the number of its format; "
-            "name a folder that kedge run wrote"
+            f"{folder} is not a recording: its {MANIFEST} has {shortened(repr(written))} "
+            "instead of the number of its format; name a folder that kedge run wrote"
         )
-    if number > FORMAT:
+    if written > FORMAT:
+        by = "(unknown)"
         version = manifest.get("kedge")
-        by = shortened(version) if isinstance(version, str) else "(unknown)"
+        if isinstance(version, str):
+            by = shortened(version)
         raise NewerFormat(
-            f"{folder} is written in format {shortened(str(number))}, by Kedge {by}; "
+            f"{folder} is written in format {shortened(str(written))}, by Kedge {by}; "
             f"this version reads formats up to {FORMAT}: upgrade Kedge to read it"
         )
-    _checked(folder / MANIFEST, manifest, shapes.MANIFEST)
+    _checked(folder / MANIFEST, manifest, _MANIFEST_SHAPE)
     return manifest
 
 
@@ -90,48 +179,45 @@ def _instead(folder: Path) -> str:
     with told(f"read {folder}"):
         if not folder.exists():
             return "there is no such folder; kedge run writes one and prints its name"
+        if not folder.is_dir() and (folder.parent / MANIFEST).is_file():
+            return f"it is a file; name {folder.parent}, the folder it is in"
         if not folder.is_dir():
-            inside = (folder.parent / MANIFEST).is_file()
-            name = (
-                f"{folder.parent}, the folder it is in"
-                if inside
-                else "a folder that kedge run wrote"
-            )
-            return f"it is a file; name {name}"
+            return "it is a file; name a folder that kedge run wrote"
         found = sorted(entry.name for entry in folder.iterdir())
     if not found:
-        return f"the folder is empty and has no {MANIFEST}; name a folder that kedge run wrote"
-    return f"the folder has no {MANIFEST}, it holds {listed(found, 3)}; name a folder that kedge run wrote"
+        there = f"the folder is empty and has no {MANIFEST}"
+    else:
+        there = f"the folder has no {MANIFEST}, it holds {listed(found, 3)}"
+    return f"{there}; name a folder that kedge run wrote"
 
 
-def read_sites(folder: Path, rank: int = 0) -> tuple[tuple[Root, ...], tuple[SiteInfo, ...]] | None:
+RootsAndSites = tuple[tuple[Root, ...], tuple[SiteInfo, ...]]
+
+
+def read_sites(folder: Path, rank: int = 0) -> RootsAndSites | None:
     """Return the roots and sites of a rank; None if nothing has fired yet."""
     path = folder / sites_file(rank)
     with told(f"read {path}"):
         present = is_there(path)
     if not present:
         return None
-    document = _checked(path, _read_object(path), shapes.SITES)
+    document = _checked(path, _read_object(path), _SITES_SHAPE)
     roots = tuple(map(root_from, document["roots"]))
     sites = tuple(map(site_from, document["sites"]))
     for place, site in enumerate(sites):
         if site.id != place:
             raise damaged(path, f"site {site.site!r} has the id {site.id!r}, not {place}")
-        beyond = [source for source in site.sources if source is not None and source >= len(sites)]
-        if beyond:
-            raise damaged(
-                path,
-                f"site {site.site!r} has the source {beyond[0]}, and there are {len(sites)} sites",
-            )
+        for source in site.sources:
+            if source is not None and source >= len(sites):
+                beyond = f"the source {source}, and there are {len(sites)} sites"
+                raise damaged(path, f"site {site.site!r} has {beyond}")
         if not -1 <= site.root < max(len(roots), 1):
-            raise damaged(
-                path,
-                f"site {site.site!r} has the root {site.root}, and there are {len(roots)} roots",
-            )
+            beyond = f"the root {site.root}, and there are {len(roots)} roots"
+            raise damaged(path, f"site {site.site!r} has {beyond}")
     return roots, sites
 
 
-def read_event(path: Path, number: int, line: bytes) -> RunEvent:
+def read_event(path: Path, place: int, line: bytes) -> RunEvent:
     """Return one line of the events.
 
     Raises:
@@ -140,15 +226,14 @@ def read_event(path: Path, number: int, line: bytes) -> RunEvent:
     try:
         event = parse(line)
     except BadJson as error:
-        raise damaged(
-            path, f"line {number} {str(error).removeprefix('it ').partition(' (')[0]}"
-        ) from error
+        problem = str(error).removeprefix("it ").partition(" (")[0]
+        raise damaged(path, f"line {place} {problem}") from error
     if not isinstance(event, dict):
-        raise damaged(path, f"line {number} is not a JSON object")
+        raise damaged(path, f"line {place} is not a JSON object")
     try:
         return event_from(event)
     except Misshapen as error:
-        raise damaged(path, f"line {number}: {error}") from error
+        raise damaged(path, f"line {place}: {error}") from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -10,10 +10,16 @@ from kedge.files.atomic_write import told
 from kedge.store.reading.batches import BatchFinder
 from kedge.store.reading.by_site import FileRows
 from kedge.store.reading.events import EventsReader
-from kedge.store.reading.json_files import STATS, events_file, is_there, read_sites, sites_file
+from kedge.store.reading.json_files import (
+    STATS,
+    RootsAndSites,
+    events_file,
+    is_there,
+    read_sites,
+    sites_file,
+)
 from kedge.store.reading.ranks import RankShare
 from kedge.store.reading.table import StatsTable
-from kedge.store.sites import Root, SiteInfo
 
 
 class RankReader:
@@ -37,7 +43,9 @@ class RankReader:
         # The writer describes a site before its rows and writes rows before the end event. Reading
         # in the opposite order never finds a row of an unknown site, nor an end without its rows.
         new_events = self._events.read()
-        found = self._finder.find() if self._is_begun() else None
+        found = None
+        if self._is_begun():
+            found = self._finder.find()
         if found is not None:
             self._parts = _appended(self._parts, FileRows(found))
         new_sites = self._sites.read()
@@ -56,13 +64,13 @@ class RankReader:
         """
         if self._sites.found is None and self._parts:
             raise NotARecording(
-                f"{self._folder / sites_file(self.rank)} is missing, though {self._finder.path.name} holds rows; "
+                f"{self._folder / sites_file(self.rank)} is missing, though "
+                f"{self._finder.path.name} holds rows; "
                 "copy the whole folder again, or record the run again"
             )
         roots, sites = self._sites.found or ((), ())
-        return RankShare(
-            self.rank, roots, sites, tuple(self._events.events), StatsTable(parts=self._parts)
-        )
+        events = tuple(self._events.events)
+        return RankShare(self.rank, roots, sites, events, StatsTable(parts=self._parts))
 
 
 def _appended(parts: list[FileRows], new: FileRows) -> list[FileRows]:
@@ -74,7 +82,8 @@ def _appended(parts: list[FileRows], new: FileRows) -> list[FileRows]:
     """
     parts = [*parts, new]
     while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]):
-        later, earlier = parts.pop(), parts.pop()
+        later = parts.pop()
+        earlier = parts.pop()
         parts.append(FileRows(earlier.batches.followed_by(later.batches)))
     return parts
 
@@ -83,8 +92,9 @@ class _SitesReader:
     """A reader of the description of the sites, which is rewritten when it changes."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self.found: tuple[tuple[Root, ...], tuple[SiteInfo, ...]] | None = None
-        self._folder, self._rank = folder, rank
+        self.found: RootsAndSites | None = None
+        self._folder = folder
+        self._rank = rank
         self._seen: tuple[int, ...] | None = None
 
     def read(self) -> bool:
@@ -96,7 +106,8 @@ class _SitesReader:
             seen = signature(path)
         if seen == self._seen:
             return False
-        self._seen, self.found = seen, read_sites(self._folder, self._rank)
+        self._seen = seen
+        self.found = read_sites(self._folder, self._rank)
         return True
 
 

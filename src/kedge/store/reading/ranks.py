@@ -37,7 +37,10 @@ from kedge.store.rows import Ints, Rows, merge
 from kedge.store.sites import Root, SiteInfo
 
 _ALIKE = 1e-3
-"""By how much of itself the sum of squares may differ between copies, which may come from different devices."""
+"""By how much of itself the sum of squares may differ between copies.
+
+They may come from different devices.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,12 +72,12 @@ class RankRows:
 
     @cached_property
     def copies(self) -> dict[int, tuple[int, ...]]:
-        """The ranks that hold the same part of a distributed value as this one, where there are others."""
-        return {
-            site.id: site.copies
-            for site in self.sites
-            if site.copies is not None and len(site.copies) > 1
-        }
+        """The ranks that hold the same part of a distributed value as this one, if not alone."""
+        found = {}
+        for site in self.sites:
+            if site.copies is not None and len(site.copies) > 1:
+                found[site.id] = site.copies
+        return found
 
     @cached_property
     def _own(self) -> dict[int, int]:
@@ -101,59 +104,84 @@ class RankedTable:
         return np.unique(np.concatenate([part.table.full_steps for part in self.parts]))
 
     def all(self, sites: int) -> SitesInOne:
-        """Return the rows of the sites with the numbers below `sites`, those of one step merged into one."""
+        """Return the rows of the sites below a number, those of one step merged into one."""
         return one_after_another([self.rows(site) for site in range(sites)])
 
     def rows(self, site: int) -> Rows:
         """Return the rows of one site, those of one step merged into one."""
-        read = [(part.rows(site), part.copies.get(site)) for part in self.parts]
-        read = [(rows, copies) for rows, copies in read if len(rows)] or read[:1]
-        found = [rows for rows, _ in read]
-        return found[0] if len(found) == 1 else _merged(found, [copies for _, copies in read])
+        found = []
+        copies = []
+        for part in self.parts:
+            rows = part.rows(site)
+            if len(rows):
+                found.append(rows)
+                copies.append(part.copies.get(site))
+        if not found:
+            return self.parts[0].rows(site)
+        if len(found) == 1:
+            return found[0]
+        return _merged(found, copies)
 
 
 def _merged(found: Sequence[Rows], copies: Sequence[tuple[int, ...] | None]) -> Rows:
-    """Return rows of one site, merged as if one rank had written them; `copies` are the ranks with the same part."""
-    level, step = (
-        np.concatenate([getattr(rows, name) for rows in found]) for name in ("level", "step")
-    )
+    """Return rows of one site, merged as if one rank had written them.
+
+    Args:
+        found: The rows of each rank.
+        copies: The ranks with the same part as each.
+    """
+    level = np.concatenate([rows.level for rows in found])
+    step = np.concatenate([rows.step for rows in found])
+    clean = np.concatenate([rows.clean for rows in found])
     _, group = np.unique(step, return_inverse=True)
     most = np.zeros(group.max(initial=-1) + 1, dtype=np.int64)
     np.maximum.at(most, group, level)
-    clean = np.concatenate([rows.clean for rows in found])
     chosen = (level == most[group]) | ~clean
     if any(copies):
-        sumsq, count = (
-            np.concatenate([getattr(rows, name) for rows in found]) for name in ("sumsq", "count")
-        )
+        sumsq = np.concatenate([rows.sumsq for rows in found])
+        count = np.concatenate([rows.count for rows in found])
         part = _part_numbers(found, copies)
         first = _first_of_each(np.lexsort((-level, clean, part, group)), group, part)
-        unlike = (count != count[first]) | (
-            np.abs(sumsq - sumsq[first]) > _ALIKE * np.abs(sumsq[first])
-        )
+        far = np.abs(sumsq - sumsq[first]) > _ALIKE * np.abs(sumsq[first])
+        unlike = far | (count != count[first])
         chosen &= (first == np.arange(len(first))) | (unlike & clean & clean[first])
+
     kept = np.flatnonzero(chosen)
-    numbers = [name for name in COLUMNS if name != "site"]
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(rows, name) for rows in found])[kept] for name in numbers
-    }
-    return merge(
-        {
-            **columns,
-            **{name: joined([rows.held(name) for rows in found]).chosen(kept) for name in BINARY},
-        }
-    )
+    columns: dict[str, Any] = {}
+    for name in COLUMNS:
+        if name != "site":
+            columns[name] = np.concatenate([getattr(rows, name) for rows in found])[kept]
+    for name in BINARY:
+        columns[name] = joined([rows.held(name) for rows in found]).chosen(kept)
+    return merge(columns)
 
 
-def _part_numbers(found: Sequence[Rows], copies: Sequence[tuple[int, ...] | None]) -> Ints:
-    """Return for each row the number of the part of the value that it is of; ranks with copies share one."""
-    first = {held: number for number, held in reversed(list(enumerate(copies))) if held}
-    own = [first[held] if held else number for number, held in enumerate(copies)]
-    return np.repeat(np.array(own, dtype=np.int64), [len(rows) for rows in found])
+def _part_numbers(
+    found: Sequence[Rows],
+    copies: Sequence[tuple[int, ...] | None],
+) -> Ints:
+    """Return for each row the number of the part of the value that it is of.
+
+    Ranks with copies share one.
+    """
+    first: dict[tuple[int, ...], int] = {}
+    numbers = []
+    for number, (rows, held) in enumerate(zip(found, copies, strict=True)):
+        own = number
+        if held:
+            own = first.setdefault(held, number)
+        numbers.append(np.full(len(rows), own, dtype=np.int64))
+    return np.concatenate(numbers)
 
 
 def _first_of_each(order: Ints, group: Ints, part: Ints) -> Ints:
-    """Return for each row the first one, in an order by step and part, of the same part in the same step."""
+    """Return for each row the first one of the same part in the same step.
+
+    Args:
+        order: An order of the rows by step and part.
+        group: The number of the step of each row.
+        part: The number of the part of each row.
+    """
     begins = (np.diff(group[order], prepend=-1) != 0) | (np.diff(part[order], prepend=-1) != 0)
     first = np.empty_like(order)
     first[order] = order[np.flatnonzero(begins)[np.cumsum(begins) - 1]]
@@ -169,15 +197,18 @@ def assemble(
     sites: dict[str, SiteInfo] = {}
     parts = []
     reached: dict[str, int] = {}
-    for share, stages in zip(shares, stages_of([share.roots for share in shares]), strict=True):
+    all_stages = stages_of([share.roots for share in shares])
+    for share, stages in zip(shares, all_stages, strict=True):
         ids = _root_ids(share, roots)
-        new = {prefix for prefix, stage in stages.items() if stage.number > reached.get(prefix, 0)}
-        _join_stages(share, ids, roots, new)
-        reached |= {
-            prefix: max(stage.number, reached.get(prefix, 0)) for prefix, stage in stages.items()
-        }
+        for root, number in zip(share.roots, ids, strict=True):
+            stage = stages.get(root.prefix)
+            if stage is not None and stage.number > reached.get(root.prefix, 0):
+                # No lower rank has this stage: its modules are added to the root.
+                roots[number] = together(roots[number], root)
+                reached[root.prefix] = stage.number
         own, numbers = _placed(share, ids, sites, stages)
-        sites.update((site.site, site) for site in own if site.site not in sites)
+        for site in own:
+            sites.setdefault(site.site, site)
         parts.append(RankRows(share.rank, share.table, numbers, own))
     return tuple(roots), tuple(sites.values()), RankedTable(tuple(parts))
 
@@ -192,60 +223,65 @@ def _root_ids(share: RankShare, roots: list[Root]) -> list[int]:
     return [known[root.prefix] for root in share.roots]
 
 
-def _join_stages(
-    share: RankShare, ids: Sequence[int], roots: list[Root], prefixes: set[str]
-) -> None:
-    """Add the modules of a rank's stages to their roots, of stages that no lower rank has."""
-    for root, number in zip(share.roots, ids, strict=True):
-        if root.prefix in prefixes:
-            roots[number] = together(roots[number], root)
-
-
 def _placed(
     share: RankShare,
     roots: Sequence[int],
     known: Mapping[str, SiteInfo],
     stages: Mapping[str, Stage],
 ) -> tuple[tuple[SiteInfo, ...], Ints]:
-    """Return a rank's sites with their numbers in the whole recording, and the numbers of all; -1: it is not there."""
-    fresh = iter(range(len(known), len(known) + len(share.sites)))
-    ids = [
-        -1
-        if _is_inside(site, share.roots, stages)
-        else known[site.site].id
-        if site.site in known
-        else next(fresh)
-        for site in share.sites
-    ]
-    before = {
-        prefix: last_output(known, prefix) for prefix, stage in stages.items() if stage.number
-    }
+    """Return a rank's sites with their numbers in the whole recording, and the numbers of all.
+
+    The number is -1 for a site that is not there.
+    """
+    ids = []
+    fresh = len(known)
+    for site in share.sites:
+        if _is_inside(site, share.roots, stages):
+            ids.append(-1)
+        elif site.site in known:
+            ids.append(known[site.site].id)
+        else:
+            ids.append(fresh)
+            fresh += 1
+
+    # What a stage receives was made by the last module of the stages before it.
+    before = {}
+    for prefix, stage in stages.items():
+        if stage.number:
+            before[prefix] = last_output(known, prefix)
     placed = []
     for site in share.sites:
-        given = (
-            before.get(share.roots[site.root].prefix) if 0 <= site.root < len(share.roots) else None
-        )
-        sources = (
-            None if source is None or ids[source] < 0 else ids[source] for source in site.sources
-        )
-        placed.append(
-            replace(
-                site,
-                id=ids[site.id],
-                root=roots[site.root] if site.root < len(roots) else site.root,
-                sources=tuple(given if source is None else source for source in sources),
-            )
-        )
-    return tuple(site for site in placed if site.id >= 0), np.array(ids, dtype=np.int64)
+        if ids[site.id] < 0:
+            continue
+        root = site.root
+        given = None
+        if 0 <= site.root < len(roots):
+            root = roots[site.root]
+            given = before.get(share.roots[site.root].prefix)
+        sources = []
+        for source in site.sources:
+            if source is None or ids[source] < 0:
+                sources.append(given)
+            else:
+                sources.append(ids[source])
+        placed.append(replace(site, id=ids[site.id], root=root, sources=tuple(sources)))
+    return tuple(placed), np.array(ids, dtype=np.int64)
 
 
-def _is_inside(site: SiteInfo, roots: Sequence[Root], stages: Mapping[str, Stage]) -> bool:
+def _is_inside(
+    site: SiteInfo,
+    roots: Sequence[Root],
+    stages: Mapping[str, Stage],
+) -> bool:
     """Whether a site of a root itself is one between two stages of a pipeline."""
-    stage = stages.get(roots[site.root].prefix) if 0 <= site.root < len(roots) else None
-    return stage is not None and site.path == roots[site.root].prefix and not stage.has(site.kind)
+    if not 0 <= site.root < len(roots):
+        return False
+    prefix = roots[site.root].prefix
+    stage = stages.get(prefix)
+    return stage is not None and site.path == prefix and not stage.has(site.kind)
 
 
 def of_rank(sites: Iterable[SiteInfo], part: RankRows) -> tuple[SiteInfo, ...]:
-    """Return all sites of a recording as one rank described them; sites it never had as others did."""
+    """Return all sites of a recording as one rank described them, if it had them."""
     own = {site.id: site for site in part.sites}
     return tuple(own.get(site.id, site) for site in sites)

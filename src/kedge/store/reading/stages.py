@@ -12,11 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from kedge.store.sites import Root, SiteInfo
 
 _SHARED = 0.5
-"""Stages may have less than this share of their modules in common, such as an embedding that is used at both ends."""
+"""Stages may have less than this share of their modules in common.
+
+An embedding may be used at both ends.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,26 +37,31 @@ class Stage:
 
     def has(self, kind: str) -> bool:
         """Whether the root's own site of a kind is that of the whole model."""
-        return self.number == (0 if kind == "in" else self.last) or kind not in (
-            "in",
-            "out",
-            "out.grad",
-        )
+        if kind == "in":
+            return self.number == 0
+        if kind in ("out", "out.grad"):
+            return self.number == self.last
+        return True
 
 
 def stages_of(roots: Sequence[Sequence[Root]]) -> list[dict[str, Stage]]:
-    """Return for each rank its stages, by the prefixes of their roots; without a pipeline there are none."""
+    """Return for each rank its stages, by the prefixes of their roots.
+
+    Without a pipeline there are none.
+    """
+    by_prefix: dict[str, dict[int, frozenset[str]]] = {}
+    for rank, own in enumerate(roots):
+        for root in own:
+            by_prefix.setdefault(root.prefix, {}).setdefault(rank, _leaves(root))
+
     found: list[dict[str, Stage]] = [{} for _ in roots]
-    for prefix in dict.fromkeys(root.prefix for own in roots for root in own):
-        held = [
-            next((_leaves(root) for root in own if root.prefix == prefix), frozenset[str]())
-            for own in roots
-        ]
-        parts = list(dict.fromkeys(leaves for leaves in held if leaves))
-        if len(parts) > 1 and all(_are_apart(a, b) for i, a in enumerate(parts) for b in parts[:i]):
-            for own, leaves in zip(found, held, strict=True):
+    for prefix, held in by_prefix.items():
+        parts = list(dict.fromkeys(filter(None, held.values())))
+        pairs = combinations(parts, 2)
+        if len(parts) > 1 and all(_are_apart(one, other) for one, other in pairs):
+            for rank, leaves in held.items():
                 if leaves:
-                    own[prefix] = Stage(parts.index(leaves), len(parts) - 1)
+                    found[rank][prefix] = Stage(parts.index(leaves), len(parts) - 1)
     return found
 
 
@@ -60,15 +69,17 @@ def together(known: Root, part: Root) -> Root:
     """Return a root with the modules of one more stage."""
     paths = {module["path"] for module in known.modules}
     more = tuple(module for module in part.modules if module["path"] not in paths)
-    return replace(
-        known, modules=known.modules + more, parameters=known.parameters + part.parameters
-    )
+    parameters = known.parameters + part.parameters
+    return replace(known, modules=known.modules + more, parameters=parameters)
 
 
 def last_output(sites: Mapping[str, SiteInfo], prefix: str) -> int | None:
-    """Return the number of the site of a root's modules that returned last so far; None without one."""
-    outs = [site.id for site in sites.values() if site.kind == "out" and site.path != prefix]
-    return outs[-1] if outs else None
+    """Return the number of the site of a root's modules that returned last so far, if any."""
+    last = None
+    for site in sites.values():
+        if site.kind == "out" and site.path != prefix:
+            last = site.id
+    return last
 
 
 def _leaves(root: Root) -> frozenset[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,11 @@ class StatsTable:
         parts: Rows of a file, in the order of writing.
     """
 
-    def __init__(self, columns: Columns | None = None, parts: Sequence[FileRows] = ()) -> None:
+    def __init__(
+        self,
+        columns: Columns | None = None,
+        parts: Sequence[FileRows] = (),
+    ) -> None:
         self._loose = columns
         self.parts = tuple(parts)
 
@@ -42,21 +45,30 @@ class StatsTable:
 
     @cached_property
     def _groups(self) -> tuple[RowGroup, ...]:
-        loose: tuple[RowGroup, ...] = () if self._loose is None else (SortedRows(self._loose),)
-        return (*loose, *chain.from_iterable(part.groups for part in self.parts))
+        groups: list[RowGroup] = []
+        if self._loose is not None:
+            groups.append(SortedRows(self._loose))
+        for part in self.parts:
+            groups += part.groups
+        return tuple(groups)
 
     def all(self, sites: int) -> SitesInOne:
-        """Return the rows of the sites with the numbers below `sites`, those of one step merged into one."""
-        groups = [(group, group.where_all(sites)) for group in self._groups]
-        held = [(group, where) for group, where in groups if where.start < where.stop]
+        """Return the rows of the sites below a number, those of one step merged into one."""
+        held = []
+        for group in self._groups:
+            where = group.where_all(sites)
+            if where.start < where.stop:
+                held.append((group, where))
         columns: Mapping[str, Any] = _LazyColumns(held)
         if not held:
             return SitesInOne(LazyRows(columns), np.zeros(sites + 1, dtype=np.int64))
-        site, step = columns["site"], columns["step"]
+        site = columns["site"]
+        step = columns["step"]
         follows = (site[1:] > site[:-1]) | ((site[1:] == site[:-1]) & (step[1:] > step[:-1]))
         if not follows.all():
             columns = _Ordered(columns, np.lexsort((step, site)))
-            site, step = columns["site"], columns["step"]
+            site = columns["site"]
+            step = columns["step"]
         first = np.append(True, (site[1:] != site[:-1]) | (step[1:] != step[:-1]))
         if first.all():
             return SitesInOne(LazyRows(columns), _borders(site, sites))
@@ -73,19 +85,22 @@ class SitesInOne:
     """
 
     def __init__(self, rows: Rows, starts: Ints) -> None:
-        self.rows, self.starts = rows, starts
+        self.rows = rows
+        self.starts = starts
         self._borders: list[int] = starts.tolist()
 
     def of(self, site: int) -> Rows:
         """Return the rows of one site; none if the table has no such site."""
-        known = 0 <= site < len(self._borders) - 1
-        where = slice(self._borders[site], self._borders[site + 1]) if known else slice(0, 0)
-        return LazyRows(_Part(self.rows, where))
+        return LazyRows(_Part(self.rows, self._where(site)))
 
     def part(self, values: NDArray[Any], site: int) -> NDArray[Any]:
         """Return those of one site of values of all rows."""
-        known = 0 <= site < len(self._borders) - 1
-        return values[self._borders[site] : self._borders[site + 1]] if known else values[:0]
+        return values[self._where(site)]
+
+    def _where(self, site: int) -> slice:
+        if not 0 <= site < len(self._borders) - 1:
+            return slice(0, 0)
+        return slice(self._borders[site], self._borders[site + 1])
 
     @cached_property
     def lengths(self) -> Ints:
@@ -118,20 +133,21 @@ class SitesInOne:
 
 def one_after_another(parts: Sequence[Rows]) -> SitesInOne:
     """Return the rows of sites that were merged one by one, those of several ranks."""
-    borders = np.concatenate(
-        [[0], np.cumsum([len(rows) for rows in parts], dtype=np.int64)]
-    ).astype(np.int64)
+    borders = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return SitesInOne(LazyRows(_Concatenated(parts)), borders)
 
 
 def _borders(site: NDArray[Any], sites: int) -> Ints:
-    """Return the place in an ordered column of sites at which each site begins, and at the end the number of rows."""
+    """Return the place in an ordered column of sites at which each site begins.
+
+    The number of rows stands at the end.
+    """
     # Numbers of another type would make numpy convert the whole column first.
     return np.searchsorted(site, np.arange(sites + 1, dtype=site.dtype))
 
 
 class _LazyColumns(dict[str, Any]):
-    """The columns of rows of several groups, one group after the other; each is read when first needed."""
+    """The columns of several groups of rows, one after the other; each is read when needed."""
 
     def __init__(self, places: Sequence[tuple[RowGroup, slice]]) -> None:
         super().__init__()
@@ -141,9 +157,8 @@ class _LazyColumns(dict[str, Any]):
         if name in BINARY:
             self[name] = joined([group.held(name, where) for group, where in self._places])
         else:
-            self[name] = _joined(
-                [group.column(name, where) for group, where in self._places], COLUMNS[name][0]
-            )
+            parts = [group.column(name, where) for group, where in self._places]
+            self[name] = _joined(parts, COLUMNS[name][0])
         return self[name]
 
 
@@ -152,11 +167,15 @@ class _Ordered(dict[str, Any]):
 
     def __init__(self, columns: Mapping[str, Any], order: Ints) -> None:
         super().__init__()
-        self._columns, self._order = columns, order
+        self._columns = columns
+        self._order = order
 
     def __missing__(self, name: str) -> Any:
         column = self._columns[name]
-        self[name] = column.chosen(self._order) if name in BINARY else column[self._order]
+        if name in BINARY:
+            self[name] = column.chosen(self._order)
+        else:
+            self[name] = column[self._order]
         return self[name]
 
 
@@ -171,7 +190,8 @@ class _Concatenated(dict[str, Any]):
         if name in BINARY:
             self[name] = joined([rows.held(name) for rows in self._parts])
         else:
-            self[name] = _joined([getattr(rows, name) for rows in self._parts], COLUMNS[name][0])
+            parts = [getattr(rows, name) for rows in self._parts]
+            self[name] = _joined(parts, COLUMNS[name][0])
         return self[name]
 
 
@@ -180,7 +200,8 @@ class _Part(dict[str, Any]):
 
     def __init__(self, rows: Rows, where: slice) -> None:
         super().__init__()
-        self._rows, self._where = rows, where
+        self._rows = rows
+        self._where = where
 
     def __missing__(self, name: str) -> Any:
         if name in BINARY:
@@ -189,18 +210,19 @@ class _Part(dict[str, Any]):
 
 
 def _joined(parts: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
+    if not parts:
+        return np.zeros(0, dtype)
     if len(parts) == 1:
         return parts[0]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+    return np.concatenate(parts)
 
 
 def tabulate(rows: Iterable[Mapping[str, Any]]) -> StatsTable:
     """Return a table of rows given one by one; a column left out of a row was not measured."""
     given = list(rows)
-    columns: Columns = {
-        name: np.array([row.get(name, default) for row in given], dtype=dtype)
-        for name, (dtype, default) in COLUMNS.items()
-    }
+    columns: Columns = {}
+    for name, (dtype, default) in COLUMNS.items():
+        columns[name] = np.array([row.get(name, default) for row in given], dtype=dtype)
     for name in BINARY:
         held = [row.get(name, b"") for row in given]
         columns[name] = np.frombuffer(b"".join(held), dtype=np.uint8)

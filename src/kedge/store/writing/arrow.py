@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -85,30 +85,33 @@ class StatsWriter:
         numbers = {name: _column(name, columns, rows) for name in COLUMNS}
         if "step" not in columns:
             numbers["step"] = np.full(rows, step, dtype=np.int64)
-        binary: dict[str, Sequence[bytes]] = {
-            name: columns.get(name, [b""] * rows) for name in BINARY
-        }
-        for name, held in binary.items():
-            _require(name, len(held), rows)
+        binary: dict[str, Sequence[bytes]] = {}
+        for name in BINARY:
+            binary[name] = columns.get(name, [b""] * rows)
+            _require(name, len(binary[name]), rows)
         if not _may_wait(numbers):
             self.flush()
             self._write(numbers, binary)
             return
-        self._since = self._since if self._waiting else monotonic()
+        if not self._waiting:
+            self._since = monotonic()
         self._waiting.append((numbers, binary))
         if len(self._waiting) >= _MANY // _FEW or monotonic() - self._since > _PATIENCE:
             self.flush()
 
     def flush(self) -> None:
         """Append the waiting rows as one batch."""
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            numbers = {
-                name: np.concatenate([each[name] for each, _ in waiting]) for name in COLUMNS
-            }
-            self._write(
-                numbers, {name: [h for _, each in waiting for h in each[name]] for name in BINARY}
-            )
+        waiting = self._waiting
+        self._waiting = []
+        if not waiting:
+            return
+        numbers = {}
+        for name in COLUMNS:
+            numbers[name] = np.concatenate([each[name] for each, _ in waiting])
+        binary = {}
+        for name in BINARY:
+            binary[name] = list(chain.from_iterable(each[name] for _, each in waiting))
+        self._write(numbers, binary)
 
     def _write(
         self, numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]]
@@ -167,12 +170,15 @@ def _column(name: str, columns: Mapping[str, Any], rows: int) -> NDArray[Any]:
 def _require(name: str, found: int, rows: int) -> None:
     if found != rows:
         raise ValueError(
-            f"column {name!r} has {found} values and column 'site' has {rows}; give one for each row"
+            f"column {name!r} has {found} values and column 'site' has {rows}; "
+            "give one for each row"
         )
 
 
 def _batch(
-    numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]], rows: int
+    numbers: Mapping[str, NDArray[Any]],
+    binary: Mapping[str, Sequence[bytes]],
+    rows: int,
 ) -> Any:
     """Return rows as one Arrow struct array, without copying the columns."""
     children = [_array(_FIELDS[name], rows, numbers[name]) for name in COLUMNS]
@@ -181,16 +187,26 @@ def _batch(
         np.cumsum(np.fromiter(map(len, binary[name]), np.int32, rows), out=offsets[1:])
         children.append(_array(_FIELDS[name], rows, offsets, b"".join(binary[name])))
     return na.c_array_from_buffers(
-        _SCHEMA, rows, [None], null_count=0, children=children, validation_level="none", move=True
+        _SCHEMA,
+        rows,
+        [None],
+        null_count=0,
+        children=children,
+        validation_level="none",
+        move=True,
     )
 
 
 @cache
 def _head() -> tuple[bytes, HeadLayout]:
-    """Return the head of a batch as nanoarrow writes it, and the places of the numbers that differ from batch to batch."""
+    """Return the head of a batch as nanoarrow writes it.
+
+    With it come the places of the numbers that differ from batch to batch.
+    """
     one = {name: np.zeros(1, dtype) for name, (dtype, _) in COLUMNS.items()}
+    batch = _batch(one, {name: [b"x"] for name in BINARY}, 1)
     whole = io.BytesIO()
-    StreamWriter.from_writable(whole).write_array(_batch(one, {name: [b"x"] for name in BINARY}, 1))
+    StreamWriter.from_writable(whole).write_array(batch)
     content = whole.getvalue()
     start = 8 + int.from_bytes(content[4:8], "little") + 8  # behind the schema and the mark
     metadata = content[start : start + int.from_bytes(content[start - 4 : start], "little")]
@@ -198,14 +214,17 @@ def _head() -> tuple[bytes, HeadLayout]:
 
 
 def _message(
-    numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]], rows: int
+    numbers: Mapping[str, NDArray[Any]],
+    binary: Mapping[str, Sequence[bytes]],
+    rows: int,
 ) -> bytes:
     """Return a batch as bytes: a copy of one head with other numbers.
 
     nanoarrow takes fifteen times as long.
     """
     known, gaps, at = _layout(rows)
-    figures, body = list(known), list[Any]()
+    figures = list(known)
+    body: list[Any] = []
     for name, gap in zip(COLUMNS, gaps, strict=True):
         body += (numbers[name].data, gap)
     for name in BINARY:
@@ -213,7 +232,8 @@ def _message(
         offsets = np.zeros(rows + 1, dtype=np.int32)
         if any(held):
             offsets[1:] = list(accumulate(map(len, held)))
-        for buffer, size in ((offsets.data, offsets.nbytes), (b"".join(held), int(offsets[-1]))):
+        buffers = ((offsets.data, offsets.nbytes), (b"".join(held), int(offsets[-1])))
+        for buffer, size in buffers:
             figures += (at, size)
             gap = _GAPS[-size % 8]
             body += (buffer, gap)
@@ -227,9 +247,13 @@ def _message(
 
 @lru_cache(maxsize=_LAYOUTS)
 def _layout(rows: int) -> tuple[tuple[int, ...], tuple[bytes, ...], int]:
-    """Return the places of the numeric columns in a batch of so many rows, the padding after each, and their end."""
+    """Return the places of the numeric columns in a batch of so many rows.
+
+    With them come the padding after each, and their end.
+    """
     figures: list[int] = []
-    gaps, at = [], 0
+    gaps = []
+    at = 0
     for dtype, _ in COLUMNS.values():
         size = rows * np.dtype(dtype).itemsize
         figures += (at, 0, at, size)
@@ -240,6 +264,5 @@ def _layout(rows: int) -> tuple[tuple[int, ...], tuple[bytes, ...], int]:
 
 def _array(field: Any, rows: int, *buffers: Any) -> Any:
     # The lengths were checked before, once for all buffers of a column.
-    return na.c_array_from_buffers(
-        field, rows, [None, *buffers], null_count=0, validation_level="none"
-    )
+    every = [None, *buffers]
+    return na.c_array_from_buffers(field, rows, every, null_count=0, validation_level="none")

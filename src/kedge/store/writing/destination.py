@@ -1,4 +1,4 @@
-"""Where a recording may be made: at a free place, or in place of an old recording; never over anything else."""
+"""Where a recording may be made: at a free place, or in place of an old recording."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ def check_place(path: str | os.PathLike[str], force: bool) -> None:
     parent = folder.absolute().parent
     if not parent.is_dir():
         raise RecordingError(
-            f"cannot create the recording {folder}: there is no folder {folder.parent}; create it, or name another place"
+            f"cannot create the recording {folder}: there is no folder {folder.parent}; "
+            "create it, or name another place"
         )
     if not os.access(parent, os.W_OK | os.X_OK):
         raise RecordingError(
-            f"cannot create the recording {folder}: {parent} is not writable; name a folder that you can write to"
+            f"cannot create the recording {folder}: {parent} is not writable; "
+            "name a folder that you can write to"
         )
     _check_way(folder, force)
 
 
 def put(fresh: Path, folder: Path, force: bool) -> None:
-    """Move a finished folder to the place of the recording; an old recording there is replaced if ``force`` is set.
+    """Move a finished folder to the place of the recording.
 
-    A reader sees the old recording or the new one; of two processes that do this at once, one
-    succeeds.
+    An old recording there is replaced if ``force`` is set. A reader sees the old recording or the
+    new one; of two processes that do this at once, one succeeds.
 
     Raises:
         RecordingExists: A recording is there and may not be replaced, or something else is there.
@@ -78,7 +80,8 @@ def _move(fresh: Path, folder: Path) -> None:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno in {errno.ENOTEMPTY, errno.EEXIST}:
             raise RecordingExists(
-                f"cannot create the recording {folder}: another process has just created one there; name another place"
+                f"cannot create the recording {folder}: another process has just created one "
+                "there; name another place"
             ) from error
         raise
 
@@ -88,8 +91,8 @@ def _check_way(folder: Path, force: bool) -> None:
         return
     if not _is_recording(folder):
         raise RecordingExists(
-            f"cannot create the recording {folder}: something that is not a recording is there and is left alone; "
-            "name another place"
+            f"cannot create the recording {folder}: something that is not a recording is there "
+            "and is left alone; name another place"
         )
     if not force:
         raise RecordingExists(

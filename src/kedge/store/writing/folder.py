@@ -44,7 +44,8 @@ def create(
         BeingWritten: The existing recording is being written.
         RecordingError: The folder cannot be made.
     """
-    folder, rank = Path(path), int(manifest.get("rank", 0))
+    folder = Path(path)
+    rank = int(manifest.get("rank", 0))
     fresh = folder.with_name(f".{folder.name}.{token_hex(4)}")
     with told(f"create the recording {folder}"):
         fresh.mkdir()
@@ -62,15 +63,22 @@ def create(
         raise
 
 
-def join(path: str | os.PathLike[str], manifest: Mapping[str, Any]) -> RecordingWriter | None:
-    """Return a writer of this rank's share of the recording that rank 0 of the same run has made; None if there is none.
+def join(
+    path: str | os.PathLike[str],
+    manifest: Mapping[str, Any],
+) -> RecordingWriter | None:
+    """Return a writer of this rank's share of the recording that rank 0 of the same run has made.
 
     Args:
         path: The folder of the recording.
         manifest: The manifest of this rank; ``run`` and ``attempt`` are the same for all ranks of a
             run.
+
+    Returns:
+        None if there is no such recording.
     """
-    folder, rank = Path(path), int(manifest["rank"])
+    folder = Path(path)
+    rank = int(manifest["rank"])
     try:
         found = read_manifest(folder)
     except NotARecording:
@@ -91,21 +99,27 @@ class RecordingWriter:
 
     def __init__(self, folder: Path, rank: int, held: OwnFile) -> None:
         self.path = folder
-        self._sites, self._held = folder / sites_file(rank), held
+        self._sites = folder / sites_file(rank)
+        self._held = held
         self._described: Sequence[Mapping[str, Any]] = ()
         self._description = "[]"
         self._stats = StatsWriter(folder / STATS.format(rank=rank))
         with told(f"start {folder / events_file(rank)}"):
             self._events = OwnFile(folder / events_file(rank))
 
-    def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
-        """Write the description of all sites and roots known so far; must precede the rows of a new site.
+    def sites(
+        self,
+        sites: Sequence[Mapping[str, Any]],
+        roots: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Write the description of all sites and roots known so far.
 
-        The same list of sites as in the last call is written as it was then: a large model has
-        many, and at the end only the roots are new.
+        It must precede the rows of a new site. The same list of sites as in the last call is
+        written as it was then: a large model has many, and at the end only the roots are new.
         """
         if sites is not self._described:
-            self._described, self._description = sites, dumps(list(sites))
+            self._description = dumps(list(sites))
+            self._described = sites
         text = f'{{"roots": {dumps(list(roots))}, "sites": {self._description}}}\n'
         replace(self._sites, text)
 
@@ -115,7 +129,7 @@ class RecordingWriter:
         self._stats.write(step, columns)
 
     def event(self, event: RunEvent) -> None:
-        """Append one event after all waiting rows; its numbers must be finite, since JSON has no others."""
+        """Append one event after all waiting rows; its numbers must be finite, as in JSON."""
         self._keep_lock()
         self._stats.flush()
         line = dumps(event.entry(), allow_nan=False) + "\n"
@@ -133,7 +147,8 @@ class RecordingWriter:
 
     def close(self) -> None:
         """End the recording. Closing twice has no effect."""
-        self._described, self._description = (), "[]"
+        self._described = ()
+        self._description = "[]"
         try:
             self._events.close()
             self._stats.close()

@@ -32,7 +32,9 @@ _REPLACED = "cannot write to {}: another process has just replaced it; name anot
 
 
 def hold(folder: Path, rank: int) -> OwnFile:
-    """Mark a recording as written by this process, until the returned file is closed or the process ends.
+    """Mark a recording as written by this process.
+
+    The mark lasts until the returned file is closed or the process ends.
 
     Raises:
         BeingWritten: The folder was replaced meanwhile.
@@ -43,10 +45,8 @@ def hold(folder: Path, rank: int) -> OwnFile:
         if not _is_still(file, folder):
             file.close()
             raise BeingWritten(_REPLACED.format(folder))
-        write_all(
-            file,
-            (json.dumps({"rank": rank, "pid": os.getpid(), "host": gethostname()}) + "\n").encode(),
-        )
+        writer = {"rank": rank, "pid": os.getpid(), "host": gethostname()}
+        write_all(file, (json.dumps(writer) + "\n").encode())
     return file
 
 
@@ -59,11 +59,8 @@ def alone(folder: Path) -> Iterator[None]:
     """
     with told(f"replace {folder}"), _open(folder) as file:
         answer = claim(file, alone=True)
-        if (
-            answer == "refused"
-            or (answer == "unknown" and not _has_ended(folder))
-            or not _is_still(file, folder)
-        ):
+        may_be_written = answer == "unknown" and not _has_ended(folder)
+        if answer == "refused" or may_be_written or not _is_still(file, folder):
             raise BeingWritten(_message(folder))
         yield
 
@@ -80,7 +77,7 @@ def check_written(folder: Path) -> None:
 
 
 def writers(folder: Path) -> list[dict[str, Any]]:
-    """Return the ``rank``, ``pid`` and ``host`` of each process that has begun to write a recording, ended or not."""
+    """Return the ``rank``, ``pid`` and ``host`` of each process that began to write a recording."""
     lines: list[str] = []
     with suppress(FileNotFoundError):  # nobody has begun, or the recording was replaced meanwhile
         lines = (folder / LOCK).read_text(encoding="utf-8").splitlines()
@@ -116,6 +113,6 @@ def _message(folder: Path) -> str:
     named = [f"process {writer['pid']} on {writer['host']}" for writer in writers(folder)]
     who = ", ".join(dict.fromkeys(named)) or "another process"
     return (
-        f"cannot replace {folder}: it is being written by {who}; "
-        "name another place, or wait for the end of that run (if that process is gone, remove the folder by hand)"
+        f"cannot replace {folder}: it is being written by {who}; name another place, or wait "
+        "for the end of that run (if that process is gone, remove the folder by hand)"
     )

@@ -122,7 +122,7 @@ def test_long_lists_are_not_said():
 
 def test_evidence_says_what_can_be_drawn():
     """Curves with their steps, limits, and figures of several places."""
-    assert (MADE.axis(), MADE.curves()) == ([1, 2], {"course": [1.0, None]})
+    assert (MADE.axis(), MADE.curves()) == ((1, 2), {"course": [1.0, None]})
     assert MADE.limits() == {"limit": 4.0}
     assert [(each.caption, each.preferred, each.figures) for each in MADE.places()] == [
         ("share at each site", False, {"a": 1.0})

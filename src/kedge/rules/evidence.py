@@ -174,50 +174,40 @@ class Evidence:
 
     def places(self) -> Iterator[Places]:
         """Yield the figures of several places."""
-        for each in fields(self):
-            shown = _shown(each)
-            if shown is not None and shown.caption:
-                yield Places(shown.caption, shown.preferred, getattr(self, each.name))
+        for _, shown, figures in self._shown():
+            if shown.caption:
+                yield Places(shown.caption, shown.preferred, figures)
 
     def axis(self) -> Sequence[int]:
         """Return the steps of the curves in this evidence; empty if there are none."""
-        for each in fields(self):
-            shown = _shown(each)
-            if shown is not None and shown.is_axis:
-                steps: Sequence[int] = getattr(self, each.name)
-                return steps
+        for _, shown, steps in self._shown():
+            if shown.is_axis:
+                return tuple(steps)
         return ()
 
     def curves(self) -> dict[str, Sequence[float | None]]:
         """Return the curves in this evidence by their names."""
-        found = {}
-        for each in fields(self):
-            shown = _shown(each)
-            if shown is not None and shown.is_curve:
-                found[each.name] = getattr(self, each.name)
-        return found
+        return {name: values for name, shown, values in self._shown() if shown.is_curve}
 
     def limits(self) -> dict[str, float | None]:
         """Return the limits that the curve of a finding is compared with, by their names."""
-        found = {}
-        for each in fields(self):
-            shown = _shown(each)
-            if shown is not None and shown.limit:
-                found[shown.limit] = getattr(self, each.name)
-        return found
+        return {shown.limit: value for _, shown, value in self._shown() if shown.limit}
 
     def lead_up(self) -> LeadUp | None:
         """Return the steps before the finding; None if it does not rest on them."""
         return None
 
-
-def _shown(each: Field[Any]) -> Shown | None:
-    return each.metadata.get(SHOWN)
+    def _shown(self) -> Iterator[tuple[str, Shown, Any]]:
+        """Yield each field that says what the page makes of it, with its value."""
+        for each in fields(self):
+            shown = each.metadata.get(SHOWN)
+            if shown is not None:
+                yield each.name, shown, getattr(self, each.name)
 
 
 def _said(each: Field[Any], value: object) -> str:
     """Return a field in words; empty if it is not written."""
-    shown = _shown(each)
+    shown = each.metadata.get(SHOWN)
     name = each.name.replace("_", " ")
     if shown is None:
         shown = Shown(words=f"{name}: {{}}")

@@ -141,7 +141,7 @@ class RateTooLarge(Rule):
             harmed = (own.update > self.harm) & (own.steps < min(risen))
             if harmed.any(axis=1).sum() >= needed:
                 found = np.flatnonzero(harmed.any(axis=1)).tolist()
-            return found, min(risen), beginnings[0]
+                return found, min(risen), beginnings[0]
         return None
 
     def _finding(

@@ -129,7 +129,7 @@ class NoLearning(Rule):
         of_head, of_first, of_quarter = falls
         if of_head < -1 and of_first < -1:
             return False  # it came down from where it had risen to
-        return max(of_head, of_first, of_quarter) > 1
+        return bool(max(of_head, of_first, of_quarter) > 1)
 
     def _at_chance(self, recording: Recording, loss: Loss) -> bool:
         classes = _classes(recording, loss)

@@ -32,7 +32,7 @@ from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.own_work import OwnWork, is_watched
 from kedge.watch.models.backwards import BackwardPasses
 from kedge.watch.models.parameters import ParameterSites
-from kedge.watch.records.producer import MOVES
+from kedge.watch.records.operation_numbers import MOVES
 
 _MOST = 4
 """Most ends in the graph of one loss: those of the earliest operations."""

@@ -28,7 +28,8 @@ from kedge.watch.models.backward_start import BackwardStart, operation_of, progr
 from kedge.watch.records.curves import Curves, number_of
 from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.loss_scaling import LossScaling, unscaled
-from kedge.watch.records.producer import ProducerLines, find_behind_gradients, find_producer
+from kedge.watch.records.operation_lines import ProducerLines
+from kedge.watch.records.producer import find_behind_gradients, find_producer
 
 _MOST_LINES = 16
 """Most lines that call backward and are kept apart."""

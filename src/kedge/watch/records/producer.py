@@ -20,23 +20,12 @@ hides that from the loss: then no slope made it, but an operation before that la
 slope did, of an operation that leads to all gradients that are not finite, and to none that is
 finite unless something on the way may have stopped it. Without one of which all this is so, no
 operation is named, and none is called probable that only might be.
-
-# Note [The line of an operation]
-Autograd can record the Python stack at which each node is made, as its anomaly mode does, which is
-slow. So it is switched on for one step near the beginning, and the line of each place in the graph
-is kept. A later graph of the same shape has the same lines. It is switched off again as soon as a
-shape comes back in that step, as with an optimizer that calls its closure many times, or if a graph
-is large. A model of thousands of modules goes without: its stacks alone would take seconds.
 """
 
 from __future__ import annotations
 
-import math
-import re
-import traceback
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from time import perf_counter
 from types import FrameType
 from typing import Any, cast
 
@@ -44,238 +33,44 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from kedge.frames import SourceLine, is_between, is_installed
-from kedge.hooks.placing.own_warnings import ANOMALY_WARNINGS, ignore_warnings, show_warnings
-from kedge.short_text import counted
+from kedge.frames import SourceLine, is_between
 from kedge.sites.leaves import has_memory, own_part
 from kedge.sites.operation_names import plain_name
 from kedge.store.events import PossibleProducer, ProducerEvent
 from kedge.torch_internals.autograd_nodes import (
     behind,
     by_need,
-    first_shape,
     in_order,
     is_leaf,
-    number_in,
     saved_by,
 )
-from kedge.torch_internals.source_lines import place_of
 from kedge.watch.models.backward_start import BackwardStart
-
-_MOST_NODES = 20_000
-_MANY_NODES = 2_000
-"""Nodes behind a loss after which the rest of the step goes without stacks."""
-_MOST_MODULES = 2_000
-"""Most modules of a model whose operations get lines: the stack of an operation takes some 50 µs."""
-_TRIES = 3
-_FRAME = re.compile(
-    r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>[^\n]*)\n\s*(?P<text>[^\n]*)'
+from kedge.watch.records.operation_lines import ProducerLines, nodes_of
+from kedge.watch.records.operation_numbers import (
+    CARRIES,
+    FINITE_OF_FINITE,
+    LARGE,
+    LAYERS,
+    MOVES,
+    SHOWS,
+    STEEP,
+    danger_in,
+    is_finite,
+    is_gentle,
+    is_or_are,
+    largest_magnitude,
+    only_overflows,
+    operand,
+    shown_by_infinities,
 )
+
 _RESULTS = ("result", "output")
 _OPERANDS = ("self", "other")
 _PLACES = {"self": 0, "other": 1, "mat2": 1, "input": 0, "vec": 1}
 """The place of a saved input among the operands of its operation."""
 _PLACES_OF_ADDMM = {"mat1": 1, "mat2": 2}
-_SUMS_OF_PRODUCTS = (
-    "abs", "add", "addbmm", "addmm", "addmv", "baddbmm", "bmm", "convolution", "cumsum", "dot", "linear", "mean",
-    "mkldnn_convolution", "mm", "mul", "mv", "neg", "rsub", "sub", "sum",
-)  # fmt: skip
-_LARGE = 1e4
-"""The magnitude beyond which sums and products of a few factors are suspected, too."""
-_MEANS = (
-    "mean",
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "binary_cross_entropy",
-    "kl_div",
-)
-_REDUCTION_MEAN = 1
-"""PyTorch's number of ``reduction="mean"``."""
 _MOST_AMONG = 8
 """Most operations that are listed as possible."""
-_STEEP = (
-    "sqrt",
-    "pow",
-    "acos",
-    "asin",
-    "atanh",
-    "log",
-    "div",
-    "reciprocal",
-    "rsqrt",
-    "linalg_eigh",
-    "linalg_svd",
-)
-"""Operations whose slope can be infinite where the loss is finite; that of a norm or a deviation is 0 at 0."""
-MOVES = (
-    "t",
-    "transpose",
-    "permute",
-    "view",
-    "unsafe_view",
-    "reshape_alias",
-    "expand",
-    "squeeze",
-    "unsqueeze",
-    "to_copy",
-)
-
-_FINITE_OF_FINITE = (
-    *MOVES,
-    "alias",
-    "cat",
-    "clamp",
-    "clamp_max",
-    "clamp_min",
-    "clone",
-    "detach",
-    "elu",
-    "embedding",
-    "gather",
-    "gelu",
-    "hardtanh",
-    "index",
-    "index_select",
-    "leaky_relu",
-    "relu",
-    "select",
-    "sigmoid",
-    "silu",
-    "slice",
-    "softplus",
-    "split",
-    "stack",
-    "tanh",
-    "unbind",
-    "where",
-)
-"""Operations whose result is finite for all finite inputs: they move, choose or bound numbers."""
-
-_CARRIES = (*MOVES, *_SUMS_OF_PRODUCTS, "alias", "clone", "native_layer_norm")
-"""Operations that hide no value that is not finite, neither in the forward nor in the backward."""
-
-_SHOWS = (*_CARRIES, "cat", "div", "stack")
-"""Operations that hide none in the forward; an infinite divisor is hidden."""
-
-_INFINITE_OF_FINITE = {
-    "log": (-math.inf, "zero"),
-    "log10": (-math.inf, "zero"),
-    "log1p": (-math.inf, "-1"),
-    "log2": (-math.inf, "zero"),
-    "reciprocal": (math.inf, "zero and the numbers next to it"),
-    "rsqrt": (math.inf, "zero"),
-}
-"""The infinity that an operation makes of finite numbers alone, and of which."""
-
-_LAYERS = {
-    "addmm": (1, 2, 0),
-    "convolution": (0, 1, 2),
-    "linear": (0, 1, 2),
-    "native_batch_norm": (0, 1, 2),
-    "native_group_norm": (0, 1, 2),
-    "native_layer_norm": (0, 1, 2),
-}
-"""The places of the input, the weight and the bias among the operands of an operation."""
-
-
-class ProducerLines:
-    """The program's line of each operation behind a loss; see Note [The line of an operation].
-
-    Attributes:
-        wanted: Whether they are to be recorded in the next measured step.
-        seconds: About how many seconds autograd took to record the stacks, which no block of ours
-            can time.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], list[SourceLine | None]] = {}
-        self._asked = False
-        self._tries = 0
-        self.wanted = True
-        self.seconds = 0.0
-
-    def begin(self, modules: int) -> None:
-        """Make autograd record the stack of each operation, until `end` is called.
-
-        Models of too many modules go without.
-        """
-        if self.wanted and modules <= _MOST_MODULES and not torch.is_anomaly_enabled():
-            # It is slow, and some programs never show a loss.
-            self._tries += 1
-            self.wanted = self._tries < _TRIES
-            torch.set_anomaly_enabled(True, check_nan=False)
-            ignore_warnings(ANOMALY_WARNINGS)
-            self._asked = True
-
-    def end(self) -> None:
-        """Make autograd stop recording stacks."""
-        if self._asked:
-            torch.set_anomaly_enabled(False)
-            show_warnings(ANOMALY_WARNINGS)
-            self._asked = False
-
-    def learn(self, losses: Sequence[Tensor]) -> None:
-        """Keep the line of each node behind some losses, if autograd has recorded them."""
-        if not self._asked:
-            return
-        self.wanted = False
-        nodes = nodes_of(losses)
-        own = [node for node in nodes if not is_leaf(node)]
-        self.seconds += len(own) * _seconds_of_a_stack()
-
-        shape = shape_of(nodes)
-        if shape in self._known or len(own) > _MANY_NODES:
-            # The step goes on with the same operations, or it would take too long.
-            self.end()
-
-        noted: Any = [node.metadata for node in own]
-        lines = [line_in(metadata.get("traceback_")) for metadata in noted]
-        if any(lines):
-            self._known[shape] = lines
-
-    def of(self, nodes: Sequence[Node]) -> list[SourceLine | None]:
-        """Return the line of each node; None if it is unknown."""
-        return self._known.get(shape_of(nodes)) or [None] * len(nodes)
-
-
-def _seconds_of_a_stack() -> float:
-    """Return the time that it takes to format a stack here, as autograd does for each operation."""
-    rounds = []
-    for _ in range(5):  # the first one may read the files of the lines
-        start = perf_counter()
-        traceback.format_list(traceback.extract_stack())
-        rounds.append(perf_counter() - start)
-    return min(rounds)
-
-
-def nodes_of(losses: Iterable[Tensor]) -> list[Node]:
-    """Return every node behind some tensors, in the order of the forward."""
-    found = list(behind(t.grad_fn for t in losses))[:_MOST_NODES]
-    return in_order(found)
-
-
-def shape_of(nodes: Sequence[Node]) -> tuple[str, ...]:
-    """Return the names of the operations: two graphs of the same operations have the same."""
-    return tuple(node.name() for node in nodes if not is_leaf(node))
-
-
-def line_in(stack: Sequence[str] | None) -> SourceLine | None:
-    """Return the program's own innermost line in a stack that autograd recorded.
-
-    Without one it is the innermost line of an installed library.
-    """
-    for installed in (False, True):
-        for entry in reversed(stack or ()):
-            match = _FRAME.match(entry)
-            if match is None or is_between(match["file"]):
-                continue
-            if installed or not is_installed(match["file"]):
-                place = place_of(match["file"])
-                text = match["text"].strip() or None
-                return SourceLine(place, int(match["line"]), match["name"], text)
-    return None
 
 
 def find_producer(began: BackwardStart, lines: ProducerLines) -> ProducerEvent | None:
@@ -287,7 +82,7 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> ProducerEvent |
     every = nodes_of(began.tensors)
     params = [cast("Any", node).variable for node in every if is_leaf(node)]
     leaves = [own_part(param.detach()) for param in params]
-    if any(has_memory(leaf) and not _is_finite(leaf) for leaf in leaves):
+    if any(has_memory(leaf) and not is_finite(leaf) for leaf in leaves):
         # The parameters are non-finite already: an earlier step made the first value.
         return None
 
@@ -298,7 +93,7 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> ProducerEvent |
     candidates = []
     for node in nodes:
         inputs = known.inputs(node)
-        spoiled = [name for name, value in inputs.items() if not _is_finite(value)]
+        spoiled = [name for name, value in inputs.items() if not is_finite(value)]
         outside = [name for name in spoiled if not computed or _has_no_maker(node, name)]
         if outside and node not in known.sound:
             return _entered(node, where[node], inputs[outside[0]])
@@ -306,26 +101,26 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> ProducerEvent |
         name = plain_name(node.name())
         computed |= name not in MOVES
         explained = node in known.sound or node in known.spoiled
-        if spoiled or explained or name in _FINITE_OF_FINITE:
+        if spoiled or explained or name in FINITE_OF_FINITE:
             continue
 
-        danger = _danger(node, inputs)
+        danger = danger_in(node, inputs)
         if danger is not None:
             return _found(node, where[node], danger, certain=True)
         if node in known.bad and known.has_all_inputs(node):
             detail = "its inputs are finite and its result is not"
             return _found(node, where[node], detail, certain=True)
-        shown = _shown_by_infinities(node, known.result(node))
+        shown = shown_by_infinities(node, known.result(node))
         if shown is not None:
             return _found(node, where[node], shown, certain=True)
         candidates.append(node)
 
     # Sums and products make such a value only of numbers that are far too large; then the run
     # had diverged before.
-    suspects = [n for n in candidates if not _only_overflows(n, known.inputs(n))]
+    suspects = [n for n in candidates if not only_overflows(n, known.inputs(n))]
     if not suspects:
         return None
-    if max(map(_largest, (*leaves, *known.values())), default=0.0) > _LARGE:
+    if max(map(largest_magnitude, (*leaves, *known.values())), default=0.0) > LARGE:
         suspects = candidates
     if len(suspects) == 1:
         only = suspects[0]
@@ -363,7 +158,7 @@ class _KnownValues:
                     if before is not None:
                         self._results.setdefault(before, []).append(value)
 
-        finite = {n for n, values in self._results.items() if all(map(_is_finite, values))}
+        finite = {n for n, values in self._results.items() if all(map(is_finite, values))}
         self.bad = self._results.keys() - finite
         self.sound = set(behind(finite)) - self.bad
         self.spoiled: set[Node] = set()
@@ -408,60 +203,10 @@ def _maker(node: Node, name: str) -> Node | None:
         places = _PLACES_OF_ADDMM
     if name not in places:
         return None
-    before = _operand(node, places[name])
+    before = operand(node, places[name])
     if before is None or is_leaf(before):
         return None
     return before
-
-
-def _operand(node: Node, at: int) -> Node | None:
-    """Return the node that made an operand; None for a constant, and if there are fewer."""
-    if at >= len(node.next_functions):
-        return None
-    return node.next_functions[at][0]
-
-
-def _shown_by_infinities(node: Node, result: Tensor | None) -> str | None:
-    """Describe a result whose infinities alone show that its operation took finite numbers.
-
-    A logarithm is -inf of zero, and a reciprocal infinite of zero and of the numbers next to it. Of
-    a NaN or an infinity they make other values, and the answer is None.
-    """
-    name = plain_name(node.name())
-    if result is None or name not in _INFINITE_OF_FINITE:
-        return None
-    infinite, made_of = _INFINITE_OF_FINITE[name]
-    count = int((result == infinite).sum())
-    if count == 0 or count < int((~torch.isfinite(result)).sum()):
-        return None
-    are = _is_or_are(count)
-    return f"{count} of its results {are} {infinite}, which it makes of {made_of} alone"
-
-
-def _is_or_are(count: int) -> str:
-    return "is" if count == 1 else "are"
-
-
-def _only_overflows(node: Node, inputs: Mapping[str, Tensor]) -> bool:
-    """Whether an operation is a sum of products, which makes no NaN of numbers of usual size."""
-    name = plain_name(node.name())
-    if name == "pow":
-        exponent = number_in(node, "exponent")
-        is_number = isinstance(exponent, (int, float))
-        return is_number and exponent >= 0 and exponent == int(exponent)
-    if name == "div":
-        divisor = inputs.get("other")
-        if divisor is None:
-            return _is_clamped(node)
-        return bool((divisor.abs() > 1 / _LARGE).all())
-    return name in _SUMS_OF_PRODUCTS
-
-
-def _largest(value: Tensor) -> float:
-    """Return the largest finite magnitude; 0 without one."""
-    if not value.numel():
-        return 0.0
-    return float(value.abs().nan_to_num(0.0, 0.0, 0.0).max())
 
 
 def _has_no_maker(node: Node, name: str) -> bool:
@@ -492,14 +237,14 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> Produce
     nodes = [node for node in every if not is_leaf(node)]
     where = dict(zip(nodes, lines.of(nodes), strict=True))
     variables = _values_in(began)
-    finite = {node for node, value in variables.items() if _is_finite(value)}
+    finite = {node for node, value in variables.items() if is_finite(value)}
     bad = next((n for n in nodes if n in variables and n not in finite), None)
     gradients = _Gradients(every, finite)
     if bad is not None:
         count = int((~torch.isfinite(variables[bad])).sum())
-        are = _is_or_are(count)
+        are = is_or_are(count)
         hidden = f"{are} not finite: the loss hides this, but its gradient does not"
-        shown = _shown_by_infinities(bad, variables[bad])
+        shown = shown_by_infinities(bad, variables[bad])
         if shown is not None:
             detail = f"{shown}; the loss hides this, but its gradient does not"
             return _one_of([bad], where, "hidden", detail, certain=True)
@@ -517,8 +262,8 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> Produce
         )
         return _one_of(gradients.suspects_behind(taken), where, "hidden", detail)
 
-    steep = [node for node in nodes if plain_name(node.name()) in _STEEP]
-    suspects = [node for node in steep if not _is_gentle(node, gradients.sound)]
+    steep = [node for node in nodes if plain_name(node.name()) in STEEP]
+    suspects = [node for node in steep if not is_gentle(node, gradients.sound)]
     exact, possible = gradients.explained_by(began.tensors, suspects)
     if len(exact) == 1:
         detail = (
@@ -576,12 +321,12 @@ class _Gradients:
                 if grad is not None and grad.layout is torch.strided:
                     own = own_part(grad)
                     if has_memory(own):
-                        self.finite[node] = _is_finite(own)
+                        self.finite[node] = is_finite(own)
 
         self.hidden: tuple[Node, Node] | None = None
         finite_inputs = []
         for node in nodes:
-            places = _LAYERS.get(plain_name(node.name()))
+            places = LAYERS.get(plain_name(node.name()))
             if places is None or max(places) >= len(node.next_functions):
                 continue
             before, weight, bias = (node.next_functions[at][0] for at in places)
@@ -601,7 +346,7 @@ class _Gradients:
         """
         if leaf is None or not self.finite.get(leaf):
             return False
-        return _largest(own_part(cast("Any", leaf).variable.grad)) < _LARGE**2
+        return largest_magnitude(own_part(cast("Any", leaf).variable.grad)) < LARGE**2
 
     def has_sound_inputs(self, node: Node) -> bool:
         """Whether all that an operation took is known to be finite; parameters are."""
@@ -617,7 +362,7 @@ class _Gradients:
         """
         found = in_order(each for each in behind([node]) if not is_leaf(each))
         of_softmax = {
-            _moved(_operand(each, 0))
+            _moved(operand(each, 0))
             for each in found
             if plain_name(each.name()) in ("softmax", "log_softmax")
         }
@@ -625,9 +370,9 @@ class _Gradients:
         for each in found:
             name = plain_name(each.name())
             masks_softmax = name == "masked_fill" and each in of_softmax
-            if each in self.sound or name in _FINITE_OF_FINITE or masks_softmax:
+            if each in self.sound or name in FINITE_OF_FINITE or masks_softmax:
                 continue
-            if not _only_overflows(each, {}):
+            if not only_overflows(each, {}):
                 suspects.append(each)
         return suspects
 
@@ -654,7 +399,7 @@ class _Gradients:
                         bad |= leaf
             else:
                 reached[node] = surely[node] = 0
-                carries = plain_name(node.name()) in _CARRIES
+                carries = plain_name(node.name()) in CARRIES
                 for before, _ in node.next_functions:
                     reached[node] |= reached.get(before, 0)
                     if carries:
@@ -663,7 +408,7 @@ class _Gradients:
         exact = [node for node in suspects if reached[node] & known == bad]
         possible = []
         for node in suspects:
-            finite = known & ~bad & surely.get(_operand(node, 0), 0)
+            finite = known & ~bad & surely.get(operand(node, 0), 0)
             if reached[node] & bad == bad and not finite:
                 possible.append(node)
         return exact, possible
@@ -684,7 +429,7 @@ def _showing(nodes: Iterable[Node]) -> Iterator[Node]:
         node = stack.pop()
         yield node
         name = plain_name(node.name())
-        if name not in _SHOWS:
+        if name not in SHOWS:
             continue
         taken = node.next_functions
         if name == "div":
@@ -692,25 +437,6 @@ def _showing(nodes: Iterable[Node]) -> Iterator[Node]:
         new = {before for before, _ in taken if before is not None} - met
         met |= new
         stack += new
-
-
-def _is_gentle(node: Node, sound: Container[Node]) -> bool:
-    """Whether an operation's slope is known to be finite.
-
-    A square's is, and a division's by what its quotient or divisor shows.
-    """
-    if plain_name(node.name()) == "div" and _operand(node, 1) is None:
-        return node in sound
-    return _only_overflows(node, {})
-
-
-def _is_clamped(division: Node) -> bool:
-    """Whether the divisor of a division is clamped from below, by a number of usual size."""
-    divisor = _operand(division, 1)
-    if divisor is None or not plain_name(divisor.name()).startswith("clamp"):
-        return False
-    least = number_in(divisor, "min")
-    return isinstance(least, (int, float)) and least > 1 / _LARGE
 
 
 def _named(node: Node, line: SourceLine | None) -> str:
@@ -790,69 +516,3 @@ def _saved(node: Node) -> dict[str, Tensor]:
         if has_memory(own):
             found[name] = own
     return found
-
-
-def _is_finite(value: Tensor) -> bool:
-    return not value.numel() or bool(torch.isfinite(value).all())
-
-
-def _takes_nothing(node: Node) -> bool:
-    """Whether an operation takes a value without elements, and reduces it to their mean."""
-    before = _operand(node, 0)
-    if before is None or number_in(node, "reduction") not in (None, _REDUCTION_MEAN):
-        return False
-    shape = first_shape(before)
-    return shape is not None and math.prod(shape) == 0
-
-
-def _danger(node: Node, inputs: dict[str, Tensor]) -> str | None:
-    """Describe the finite inputs of an operation that make its result non-finite.
-
-    None if none do.
-    """
-    name = plain_name(node.name())
-    if name in _MEANS and _takes_nothing(node):
-        return "it took the mean of no elements"
-    if name == "div":
-        divisor = inputs.get("other")
-        if divisor is None or bool(divisor.all()):
-            return None
-        return f"its divisor has {counted(int((divisor == 0).sum()), 'zero')}"
-
-    own = inputs.get("self")
-    if own is None:
-        return None
-    found = []
-    if name == "log1p":
-        equal = int((own == -1).sum())
-        smaller = int((own < -1).sum())
-        if equal:
-            found.append(f"{counted(equal, 'element')} equal to -1")
-        if smaller:
-            found.append(counted(smaller, "smaller element"))
-    elif name in ("log", "log2", "log10", "rsqrt", "reciprocal"):
-        zeros = int((own == 0).sum())
-        negative = int((own < 0).sum())
-        if zeros:
-            found.append(counted(zeros, "zero"))
-        if negative and (zeros or name != "reciprocal"):
-            found.append(counted(negative, "negative element"))
-    elif name == "sqrt":
-        negative = int((own < 0).sum())
-        if negative:
-            found.append(counted(negative, "negative element"))
-    elif name in ("acos", "asin", "atanh"):
-        outside = int((own.abs() > 1).sum())
-        if outside:
-            found.append(f"{counted(outside, 'element')} outside [-1, 1]")
-    if found:
-        return f"its input has {' and '.join(found)}"
-
-    if name == "pow":
-        exponent = number_in(node, "exponent")
-        low = int((own <= 0).sum())
-        is_root = isinstance(exponent, (int, float)) and exponent != int(exponent)
-        is_inverse = isinstance(exponent, (int, float)) and exponent < 0
-        if low and (is_root or is_inverse):
-            return f"its base has {counted(low, 'element')} at or below zero"
-    return None

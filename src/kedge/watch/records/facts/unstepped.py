@@ -56,9 +56,9 @@ class Unstepped:
         self._read()
         pairs = []
         for place, before in self._before:
-            param = place()
-            if param is not None:
-                pairs.append((own_part(param).detach(), before))
+            current = place()
+            if current is not None:
+                pairs.append((own_part(current).detach(), before))
         if not pairs or not all(_are_alike(now, before) for now, before in pairs):
             self._forget()
             return

@@ -159,7 +159,10 @@ class Losses:
         That is by another operation, or on another line. Its site describes the first backward
         alone. What makes a loss bad is often an operation of that step only.
         """
-        node, _ = operation_of(began.tensors[0])
+        node = None
+        maker = began.tensors[0].grad_fn
+        if maker is not None:
+            node = maker.name()
         made = (node, began.where)
         known = self._makers.setdefault(path, made)
         if known == made or self._changes > _MOST_CHANGES:

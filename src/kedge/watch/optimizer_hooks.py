@@ -33,21 +33,23 @@ class OptimizerHooks:
     def __init__(
         self, record: TrainingRecord, training: Training, kinds: StepKinds, shield: WatchShield
     ) -> None:
-        self.record, self.training, self.kinds, self.shield = record, training, kinds, shield
-        self.steps, self.budget, self.skipped = (
-            kinds.steps,
-            kinds.budget,
-            record.models.passes.skipped,
-        )
+        self.record = record
+        self.training = training
+        self.kinds = kinds
+        self.shield = shield
+        self.steps = kinds.steps
+        self.budget = kinds.budget
+        passes = record.models.passes
+        self.skipped = passes.skipped
         self._measure_before = shield.around(self._before_step, OPTIMIZER)
         self._measure_after = shield.around(record.after_update, OPTIMIZER)
         self._count = shield.around(self.steps.count_update, OPTIMIZER)
 
     def install(self) -> tuple[RemovableHandle, ...]:
         """Install the hooks, and return their handles."""
-        return register_optimizer_step_pre_hook(
-            self._about_to_step
-        ), register_optimizer_step_post_hook(self._stepped)
+        before = register_optimizer_step_pre_hook(self._about_to_step)
+        after = register_optimizer_step_post_hook(self._stepped)
+        return before, after
 
     def _about_to_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Called before an optimizer steps; does nothing in a skipped step."""
@@ -69,7 +71,8 @@ class OptimizerHooks:
         ):
             return
         if self.shield.in_child:
-            self.record.facts.unseen.stepped_in_child()
+            unseen = self.record.facts.unseen
+            unseen.stepped_in_child()
             return
         if is_compiling():
             dynamo.break_graph()

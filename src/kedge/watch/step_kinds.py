@@ -14,8 +14,7 @@ from kedge.watch.models.parked_hooks import StepHooks
 from kedge.watch.records.record import TrainingRecord
 from kedge.watch.step import Step, StepKind
 from kedge.watch.steps.compiled_steps import CodeVariants, CompiledSteps
-from kedge.watch.steps.evaluation import Evaluation
-from kedge.watch.steps.rehearsals import Rehearsals
+from kedge.watch.steps.evaluation import Evaluation, Rehearsals
 from kedge.watch.steps.shield import WatchShield
 from kedge.watch.steps.steps import Steps, StepSource
 from kedge.watch.training import Training
@@ -44,16 +43,22 @@ class StepKinds:
     def __init__(
         self, steps: Steps, record: TrainingRecord, training: Training, shield: WatchShield
     ) -> None:
-        self.budget, self.steps, self.record, self.training = steps.budget, steps, record, training
-        self.hooks, self.costs = StepHooks(record.models.session), shield.costs
+        self.steps = steps
+        self.budget = steps.budget
+        self.record = record
+        self.training = training
+        self.costs = shield.costs
+
+        models = record.models
+        self.hooks = StepHooks(models.session)
         variants = CodeVariants(self.hooks.place, shield)
-        self.compiled = CompiledSteps(record.models.session, steps.budget, shield.costs, variants)
-        self.evaluation = Evaluation(record.meter, record.models.roots)
+        self.compiled = CompiledSteps(models.session, self.budget, self.costs, variants)
+        self.evaluation = Evaluation(record.meter, models.roots)
         self.rehearsals = Rehearsals()
         self._handlers: tuple[StepHandler, ...] = (
             self.evaluation,
             record,
-            record.models.passes,
+            models.passes,
             self.hooks,
         )
         self._compiled_noted = False
@@ -97,7 +102,8 @@ class StepKinds:
         """Note, once, that code of the program is compiled: calls in it cannot be kept."""
         if not self._compiled_noted and dynamo.has_compiled():
             self._compiled_noted = True
-            self.record.writer.log.event(CompiledEvent(step=step))
+            log = self.record.writer.log
+            log.event(CompiledEvent(step=step))
 
     def pass_began(self, passes: PassCounter, *, graded: bool) -> None:
         """Decide whether a root's forward pass that has begun is measured."""
@@ -106,20 +112,24 @@ class StepKinds:
         self.evaluation.began(passes, self.steps.by, graded=graded)
 
     def interrupt(self) -> None:
-        """Make the current step a guarded one, in the middle of a run, because something in it is not finite."""
+        """Make the current step a guarded one, as something in it is not finite.
+
+        It may be in the middle of a run.
+        """
         self.budget.interrupt(perf_counter(), self.costs.charge)
 
     def interrupt_skipped(self) -> None:
-        """Make the current skipped step a guarded one, because its loss or a gradient is not finite."""
+        """Make the current skipped step a guarded one, as its loss or a gradient is not finite."""
         self.interrupt()
         self._begin_step(StepKind.GUARDED)
 
     def _begin_step(self, kind: StepKind) -> None:
         """Pass a step through its handlers, in their order."""
-        optimized = bool(self.steps.optimizers.entries)
+        has_stepped = bool(self.steps.optimizers.entries)
+        has_all = has_stepped and not self.training.without_root
         step = Step(
             kind,
-            finding=not self.budget.is_limited or bool(self.training.without_root) or not optimized,
+            finding=not has_all or not self.budget.is_limited,
             hooked=self.compiled.keeps_hooks(measured=kind is StepKind.MEASURED),
             by_passes=self.steps.by is not StepSource.OPTIMIZER,
         )

@@ -1,4 +1,4 @@
-"""The watched parameters that each optimizer trains, and its parameters that belong to no root so far.
+"""The watched parameters that each optimizer trains, and its parameters of no root so far.
 
 As long as an optimizer holds parameters of no root, every step searches for new roots. If none is
 found, a search of all objects finds the modules that hold these parameters, and parameters of no
@@ -37,22 +37,25 @@ class Training:
     """
 
     def __init__(self, models: Models, updates: Updates, steps: Steps) -> None:
-        self.models, self.updates, self.steps, self.optimizers = (
-            models,
-            updates,
-            steps,
-            steps.optimizers,
-        )
+        self.models = models
+        self.updates = updates
+        self.steps = steps
+        self.optimizers = steps.optimizers
         self.without_root: ByIdentity[Optimizer, int] = ByIdentity()
 
     def watch(self, module: nn.Module) -> RootModule:
-        """Watch a new root; optimizers may have stepped, or begun to, before it was first called."""
+        """Watch a new root.
+
+        Optimizers may have stepped, or begun to, before it was first called.
+        """
         root = self.models.watch(module)
         self.steps.add(root, self.models.roots)
-        own = {id(p) for p in parameters_in(module).values()} if self.optimizers.entries else set()
-        for optimizer in self.optimizers.known().values():
-            if any(id(p) in own for p in params_of(optimizer)):
-                self._adopt(optimizer, self.optimizers.entry(optimizer))
+        known = self.optimizers.known()
+        if known:
+            own = {id(p) for p in parameters_in(module).values()}
+            for optimizer in known.values():
+                if any(id(p) in own for p in params_of(optimizer)):
+                    self._adopt(optimizer, self.optimizers.entry(optimizer))
         return root
 
     def before_update(self, optimizer: Optimizer) -> KnownOptimizer:
@@ -62,13 +65,11 @@ class Training:
             self._adopt(optimizer, entry)
         if self.without_root and optimizer in self.without_root:
             self.without_root[optimizer] += 1
-            waits = self.without_root[optimizer] < _PATIENCE
-            if not waits or (
-                not self.models.roots and any(p.grad is not None for p in params_of(optimizer))
-            ):
+            if self.without_root[optimizer] >= _PATIENCE:
                 self._watch_holders(optimizer, entry)
-            if not waits:
                 self.without_root.pop(optimizer, None)
+            elif not self.models.roots and any(p.grad is not None for p in params_of(optimizer)):
+                self._watch_holders(optimizer, entry)
         if not self.updates.was_reached(optimizer):
             self._hook_all(optimizer, entry)
         return entry
@@ -80,9 +81,10 @@ class Training:
         for slot, param in slots_in(optimizer):
             place = self.models.places.of(param)
             if place is not None:
+                root = place.root
                 place.held = slot
-                place.root.optimizers.add(entry.index)
-                entry.roots.add(place.root.index)
+                root.optimizers.add(entry.index)
+                entry.roots.add(root.index)
         self._hook_all(optimizer, entry)
         if self._params_without_root(optimizer):
             self.without_root.setdefault(optimizer, 0)
@@ -95,22 +97,24 @@ class Training:
         return [p for p in params_of(optimizer) if self.models.places.of(p) is None]
 
     def _hook_all(self, optimizer: Optimizer, entry: KnownOptimizer) -> None:
-        """Hook all parameters of an optimizer: if it is new, or no backward pass was seen to reach it."""
+        """Hook all parameters of an optimizer that is new, or that no backward pass has reached."""
         if entry.searches < _SEARCHES:
             entry.searches += 1
-            self.models.passes.listen(
-                (p for p in params_of(optimizer) if own_part(p) is p), again=True
-            )
+            own = (param for param in params_of(optimizer) if own_part(param) is param)
+            self.models.passes.listen(own, again=True)
 
     def _watch_holders(self, optimizer: Optimizer, entry: KnownOptimizer) -> None:
-        """Watch an optimizer's parameters that belong to no root: by modules that are not called, or as tensors."""
-        for holder in holders_of(
-            p for p in self._params_without_root(optimizer) if p.grad is not None
-        ):
-            module = dynamo.unwrap(
-                holder
-            )  # as a model is whose call is seen; its sites are those of the model inside
-            if module not in self.models.known and not isinstance(module, torch.jit.ScriptModule):
+        """Watch an optimizer's parameters with a gradient that belong to no root.
+
+        They are watched by modules that are not called, or as tensors.
+        """
+        without_root = self._params_without_root(optimizer)
+        for holder in holders_of(p for p in without_root if p.grad is not None):
+            # As a model is whose call is seen; its sites are those of the model inside.
+            module = dynamo.unwrap(holder)
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            if module not in self.models.known:
                 self.watch(module)
         rest = [p for p in self._params_without_root(optimizer) if p.grad is not None]
         if rest:

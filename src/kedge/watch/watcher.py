@@ -1,4 +1,4 @@
-"""Watches a whole program: the models that it trains, the steps of their optimizers, and each backward pass.
+"""Watches a whole program: its models, the steps of their optimizers, and each backward pass.
 
 Five kinds of hooks report what the program does: a module is called, a root's forward begins, a
 backward pass begins or ends, an optimizer is about to step, an optimizer has stepped.
@@ -71,39 +71,43 @@ class Watcher:
         budget: float | None = None,
     ) -> None:
         meter.draws = True
-        first_step, places = FirstStep(), WatchedParameters()
+        places = WatchedParameters()
         optimizers = Optimizers(places, self.step)
         wanted = WantedSites(Selector(sites), say)
         self.budget = Budget(n, budget, optimizers.until_own)
         self.costs = Costs(meter, lambda: self.session.measuring, self._timed_elsewhere)
-        self.shield = WatchShield(meter, self.costs)
+        self.shield = shield = WatchShield(meter, self.costs)
         self.steps = Steps(optimizers, self.budget, self)
-        self.session: WatchSession = WatchSession(self.steps, self.shield.lose)
+        self.session: WatchSession = WatchSession(self.steps, shield.lose)
         self.models: Models = Models(self.session, meter, wanted, places, self)
-        self.record = TrainingRecord(log, meter, self.models, optimizers, self.step, first_step)
-        self.training = Training(self.models, self.record.updates, self.steps)
-        self.kinds = StepKinds(self.steps, self.record, self.training, self.shield)
+        self.record = record = TrainingRecord(
+            log, meter, self.models, optimizers, self.step, FirstStep()
+        )
+        self.training = Training(self.models, record.updates, self.steps)
+        self.kinds = StepKinds(self.steps, record, self.training, shield)
+        self._updates = OptimizerHooks(record, self.training, self.kinds, shield)
         self._undo = ExitStack()
         self._final: WatchSummary | None = None
-        around = self.shield.around
+
         # As the handler of the steps and of the backward passes.
+        around = shield.around
         self.pass_began = around(self._pass_began, STEP)
-        self.step_of_run_ended = self.record.updates.forget_step
+        self.step_of_run_ended = record.updates.forget_step
         self.backward_began = around(self._backward_began, BACKWARD)
         self.backward_ended = around(self._backward_ended, BACKWARD)
-        self.skipped_began = around(self.record.skipped_began, BACKWARD)
+        self.skipped_began = around(record.skipped_began, BACKWARD)
         self.skipped_backward_ended = around(self._count_backward, BACKWARD)
         self.skipped_is_bad = around(self.kinds.interrupt_skipped, STEP)
         self.steps.on_step.append(around(self.kinds.run_ended, STEP))
         # Of its own hook, and of a root that comes to its end.
         self._on_first_call = around(self._first_call, "the model")
-        self._on_last_sight = around(self.record.exam.examine, STEP)
-        self._updates = OptimizerHooks(self.record, self.training, self.kinds, self.shield)
+        self._on_last_sight = around(record.exam.examine, STEP)
 
     def _timed_elsewhere(self) -> float:
-        """Return the seconds of watching that no block of the costs and no hook of a value has timed."""
-        record, passes = self.record, self.models.passes
-        return record.first_step.seconds + passes.seconds + record.losses.lines.seconds
+        """Return the seconds of watching that no block of the costs and no hook has timed."""
+        record = self.record
+        lines = record.losses.lines
+        return record.first_step.seconds + self.models.passes.seconds + lines.seconds
 
     def __enter__(self) -> Self:
         """Begin to watch."""
@@ -116,12 +120,16 @@ class Watcher:
         self.kinds.begin(finder)
         self._undo.callback(self.kinds.close)
         self.steps.optimizers.begin()
-        self.record.facts.unseen.begin(*updates)
+        facts = self.record.facts
+        facts.unseen.begin(*updates)
         stop_in_children(self.shield)
         return self
 
     def join_call(self, module: nn.Module, args: Any) -> None:
-        """Take part in a call of a module that has begun already: PyTorch had collected its hooks before ours were there."""
+        """Take part in a call of a module that has begun already.
+
+        PyTorch had collected its hooks before ours were there.
+        """
         self._module_called(module, args)
 
     def __exit__(
@@ -136,17 +144,18 @@ class Watcher:
         try:
             silent = self.shield.alone(self._end)
             ledger = LedgerEvent(sampled=self.summary.sampled, sites=tuple(silent))
-            self.record.writer.log.event(ledger)
+            log = self.record.writer.log
+            log.event(ledger)
         finally:
             self._undo.close()
             self.session.end(quiet=True)
             self._release()
 
     def _release(self) -> None:
-        """Drop what was kept for each module, parameter and site: the parts of a watch hold each other.
+        """Drop what was kept for each module, parameter and site.
 
-        Of thousands of modules, Python's search for garbage would take seconds to find that nobody
-        needs it. What the end of a run asks for stays.
+        The parts of a watch hold each other. Of thousands of modules, Python's search for garbage
+        would take seconds to find that nobody needs them. What the end of a run asks for stays.
         """
         self._final = self.summary
         self.session.release()
@@ -158,7 +167,8 @@ class Watcher:
 
         Returns the entries of the ledger.
         """
-        self.shield.over, self.record.meter.level = True, OFF
+        self.shield.over = True
+        self.record.meter.level = OFF
         return self.record.end(self.shield)
 
     @property
@@ -175,55 +185,66 @@ class Watcher:
         """The figures so far; at last those of the end."""
         if self._final is not None:
             return self._final
-        budget, steps = self.budget, self.steps.begun
-        under_way = (
-            steps > self.step()
-        )  # where forward passes are the steps, a step counts from its beginning
-        levels = {kind.name.lower(): budget.counts[kind] for kind in reversed(StepKind)}
-        levels[budget.kind.name.lower()] += budget.done + under_way
-        sampled = budget.counts[StepKind.MEASURED] + (
-            under_way and budget.kind is StepKind.MEASURED
-        )
+        budget = self.budget
+        counts = dict(budget.counts)
+        counts[budget.kind] += budget.done
+        steps = self.steps.begun
+        if steps > self.step():
+            # Where forward passes are the steps, a step counts from its beginning.
+            counts[budget.kind] += 1
+
         passed = self.costs.passed
-        took = min(
-            budget.seconds + budget.counting + self.costs.uncharged, passed
-        )  # part of it is estimated
+        took = budget.seconds + budget.counting + self.costs.uncharged
+        sites = self.record.meter.sites
         return WatchSummary(
-            len(self.record.meter.sites.seats), steps, sampled, passed, took, levels, self.failed
+            sites=len(sites.seats),
+            steps=steps,
+            sampled=counts[StepKind.MEASURED],
+            seconds=passed,
+            watching=min(took, passed),  # part of it is estimated
+            levels={kind.name.lower(): counts[kind] for kind in reversed(StepKind)},
+            failed=self.failed,
         )
 
-    # -- forward -----------------------------------------------------------------------------------
+    # -- forward ----------------------------------------------------------------------
 
     def _module_called(self, module: nn.Module, args: Any) -> None:
-        """Called before every module call of the program; passes on those of modules not seen before."""
+        """Called before every module call of the program.
+
+        Passes on those of modules not seen before.
+        """
         if not torch.compiler.is_compiling() and module not in self.models.known:
             self._on_first_call(module, args)
 
     def _first_call(self, module: nn.Module, args: Any) -> None:
         """Called at the first call of a module; starts to watch it if it is a root."""
-        inner = self.models.candidate(module) if self.kinds.hooks.finding else None
+        if not self.kinds.hooks.finding:
+            return
+        models, record = self.models, self.record
+        inner = models.candidate(module)
         if inner is None:
             return
-        running, record = self.models.running(), self.record
+        running = models.running()
         if running is not None:
-            self.models.known.add(modules_in(module).values())
+            models.known.add(modules_in(module).values())
             record.facts.unoptimized.called_inside(module, running)
             return
+
         known = set(before_forward(module))
         root = self.training.watch(inner)
         missed = new_hooks(module, known)
         root.averaged = averaged_over(module)
-        self.shield.attempt(
-            "the end of its training", record.exam.begin, inner, root, self._on_last_sight
-        )
+
+        attempt = self.shield.attempt
+        attempt("the end of its training", record.exam.begin, inner, root, self._on_last_sight)
         inside = f"the calls inside {type(module).__name__}"
+        has_begun = inner is module
         if record.dump is not None:
-            self.shield.attempt(inside, record.dump.watch, inner, root.label, begun=inner is module)
-        if (
-            inner is module
-        ):  # PyTorch had collected the hooks of this call before ours were registered
+            attempt(inside, record.dump.watch, inner, root.label, begun=has_begun)
+        if has_begun:
+            # PyTorch had collected the hooks of this call before ours were registered.
             if not root.hooks.follows:
-                self.shield.attempt(inside, record.first_step.add, module, root)
+                attempt(inside, record.first_step.add, module, root)
             if root.hooks.hooked is not None:
                 root.hooks.hooked.begin_call(module, args, missed)
 
@@ -232,7 +253,7 @@ class Watcher:
         self.models.passes.renew()
         self.kinds.pass_began(passes, graded=graded)
 
-    # -- backward ----------------------------------------------------------------------------------
+    # -- backward ---------------------------------------------------------------------
 
     def _backward_began(self, at: BackwardStart) -> None:
         if self.record.backward_began(at):
@@ -250,12 +271,12 @@ class Watcher:
         if self.steps.optimizers.entries:
             self.models.passes.counts = False
             return
-        unstepped = self.steps.count_backward()
-        if unstepped and not self.models.in_training():
-            unstepped = []
-        self.record.facts.unstepped.count_backward(self.steps.backward_passes, unstepped)
+        waiting = self.steps.count_backward()
+        if waiting and not self.models.in_training():
+            waiting = []
+        unstepped = self.record.facts.unstepped
+        unstepped.count_backward(self.steps.backward_passes, waiting)
 
 
-dynamo.untraced(
-    Watcher._module_called
-)  # of a module that is compiled in place it is no part of the compiled code
+# Of a module that is compiled in place it is no part of the compiled code.
+dynamo.untraced(Watcher._module_called)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from kedge.watch.models.backward_start import BackwardStart
-from kedge.watch.records.producer import ProducerLines, find_behind_gradients, find_producer
+from kedge.watch.records.operation_lines import ProducerLines
+from kedge.watch.records.producer import find_behind_gradients, find_producer
 from tests.watch.watched import net, watch
 
 BAD = 5

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kedge.watch.step import StepKind
-from kedge.watch.steps.allowed_time import ALLOWANCE
-from kedge.watch.steps.budget import Budget
+from kedge.watch.steps.budget import ALLOWANCE, Budget
 from kedge.watch.steps.spacing import FIRST_STEPS
 
 

@@ -26,7 +26,7 @@ from kedge.torch_internals.graph_task import graph_task
 
 _PIPELINES = "torch.distributed.pipelining."
 _NEAR = 4
-"""Most frames between a thread that waits for a device's backward pass and `torch.autograd.backward`."""
+"""Most frames between a thread that waits for a device and its `torch.autograd.backward`."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SkippedLosses(Protocol):
 
 
 class LossCheck:
-    """The losses of skipped steps, each read from the frame of `torch.autograd.backward` while its backward pass is active.
+    """The losses of skipped steps, each read from the frame of its active backward pass.
 
     See Note [Cold caches] in `kedge.watch.step`.
 
@@ -73,8 +73,12 @@ class LossCheck:
     __slots__ = ("_code", "_depth", "_graph_task", "handler", "on", "task")
 
     def __init__(self, handler: SkippedLosses) -> None:
-        self.handler, self.on, self.task = handler, False, -1
-        self._depth, self._code, self._graph_task = 0, _backward_code(), graph_task
+        self.handler = handler
+        self.on = False
+        self.task = -1
+        self._depth = 0
+        self._code = _backward_code()
+        self._graph_task = graph_task
 
     def is_finite(self) -> bool:
         """Whether the loss is finite, was found to be before, or is unknown: on a device it is not read."""
@@ -107,13 +111,15 @@ class LossCheck:
         self._code = _backward_code()
         frame: FrameType | None = sys._getframe(1)
         depth = 0
-        while frame is not None and frame.f_code is not self._code:
-            frame, depth = frame.f_back, depth + 1
-        self._depth = depth if frame is not None else 0
-        return frame if frame is not None else self._in_another_thread()
+        while frame is not None:
+            if frame.f_code is self._code:
+                self._depth = depth
+                return frame
+            frame = frame.f_back
+            depth += 1
 
-    def _in_another_thread(self) -> FrameType | None:
-        """Return the frame in the thread that waits for a device's: such a backward pass has a thread of its own."""
+        # A device's backward pass has a thread of its own, for which another one waits.
+        self._depth = 0
         for top in _other_threads():
             for frame in islice(frames_around(top), _NEAR):
                 if frame.f_code is self._code:
@@ -126,33 +132,32 @@ def _backward_code() -> CodeType | None:
 
 
 def began() -> BackwardStart:
-    """Return the start of the active backward pass of this thread: of the outermost, if passes are nested."""
-    codes = _codes()
+    """Return the start of the active backward pass of this thread.
+
+    If passes are nested, it is that of the outermost.
+    """
+    functions = ((torch.autograd.backward, "tensors"), (torch.autograd.grad, "outputs"))
+    variables = {f.__code__: name for f, name in functions if hasattr(f, "__code__")}
     for frame in _threads():
-        found: FrameType | None = None
-        for above in frames_around(frame):
-            found = above if above.f_code in codes else found
-        if found is not None and _is_of_stage(found):
-            return BackwardStart((), None, None)
-        if found is not None:
-            tensors = found.f_locals.get(codes[found.f_code], ())
-            line = programs_line(found)
-            where = None if line is None else (line.f_code, line.f_lineno)
-            return BackwardStart(
-                tuple(t for t in _each(tensors) if isinstance(t, Tensor)), where, line
-            )
+        found = [each for each in frames_around(frame) if each.f_code in variables]
+        if not found:
+            continue
+        outermost = found[-1]
+        if _is_of_stage(outermost):
+            break
+        given = outermost.f_locals.get(variables[outermost.f_code], ())
+        tensors = tuple(each for each in _each(given) if isinstance(each, Tensor))
+        line = programs_line(outermost)
+        if line is None:
+            return BackwardStart(tensors, None, None)
+        return BackwardStart(tensors, (line.f_code, line.f_lineno), line)
     return BackwardStart((), None, None)
 
 
-def _codes() -> dict[CodeType, str]:
-    """Return the code of the functions that begin a backward pass, with the name of their variable for the tensors."""
-    functions = ((torch.autograd.backward, "tensors"), (torch.autograd.grad, "outputs"))
-    return {f.__code__: name for f, name in functions if hasattr(f, "__code__")}
-
-
 def _threads() -> Iterator[FrameType]:
-    """Yield the frame that called `began`, then those of the other threads: a device's backward has its own thread.
+    """Yield the frame that called `began`, then those of the other threads.
 
+    A device's backward has a thread of its own.
     The frame of `began` is left out: as one of its own variables it would keep itself alive, and
     the loss with it.
     """
@@ -168,22 +173,27 @@ def _other_threads() -> Iterator[FrameType]:
 
 
 def _is_of_stage(frame: FrameType) -> bool:
-    """Whether a backward pass goes on with gradients of a pipeline's next stage: it begins at no loss."""
+    """Whether a backward pass begins at no loss, but at gradients of a pipeline's next stage."""
     caller = frame.f_back
+    if caller is None or not caller.f_globals.get("__name__", "").startswith(_PIPELINES):
+        return False
     given = frame.f_locals.get("grad_tensors", frame.f_locals.get("grad_outputs"))
-    inside = caller is not None and caller.f_globals.get("__name__", "").startswith(_PIPELINES)
-    return inside and any(
-        grad is not None for grad in (given if isinstance(given, (tuple, list)) else (given,))
-    )
+    return any(grad is not None for grad in _each(given))
 
 
 def _each(tensors: Any) -> tuple[Any, ...]:
-    return tuple(tensors) if isinstance(tensors, (tuple, list)) else (tensors,)
+    if isinstance(tensors, (tuple, list)):
+        return tuple(tensors)
+    return (tensors,)
 
 
 def programs_line(frame: FrameType) -> FrameType | None:
-    """Return the frame of the program that called; failing that, the nearest frame of an installed library."""
-    above, library = frame.f_back, None
+    """Return the frame of the program that called.
+
+    Failing that, the nearest frame of an installed library.
+    """
+    above = frame.f_back
+    library = None
     while above is not None:
         file = above.f_code.co_filename
         if not is_between(file):
@@ -195,7 +205,7 @@ def programs_line(frame: FrameType) -> FrameType | None:
 
 
 def operation_of(value: Tensor) -> tuple[str | None, str]:
-    """Return the name of the autograd node that made a tensor, and that of its operation: ``nll_loss``."""
+    """Return the name of the node that made a tensor, and that of its operation: ``nll_loss``."""
     if value.grad_fn is None:
         return None, "leaf"
     return value.grad_fn.name(), plain_name(value.grad_fn.name())

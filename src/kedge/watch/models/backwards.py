@@ -43,7 +43,7 @@ class BackwardHandler(SkippedLosses, Protocol):
         """Called in skipped steps at the end of a pass."""
 
     def skipped_is_bad(self) -> None:
-        """Called in skipped steps when the loss of a pass, or a gradient that it made, is not finite."""
+        """Called in skipped steps when a loss, or a gradient that it made, is not finite."""
 
 
 class BackwardPasses:
@@ -61,10 +61,14 @@ class BackwardPasses:
     """
 
     def __init__(self, places: WatchedParameters, handler: BackwardHandler) -> None:
-        self.places, self.handler = places, handler
-        self.skipped, self.counts = LossCheck(handler), True
+        self.places = places
+        self.handler = handler
+        self.skipped = LossCheck(handler)
+        self.counts = True
         self.seconds = 0.0
-        self._arrived, self._settled, self._since = 0, False, 0
+        self._arrived = 0
+        self._settled = False
+        self._since = 0
         self._kept: dict[int, ParameterSites] = {}
         self._threads: set[int] = set()
         self._tasks: dict[int, None] = {}
@@ -108,12 +112,16 @@ class BackwardPasses:
 
     @property
     def are_settled(self) -> bool:
-        """Whether `keep_first` has removed the hooks that are not needed, and no others were seen or installed since."""
+        """Whether `keep_first` has removed the hooks that are not needed.
+
+        No others were seen or installed since.
+        """
         return self._settled
 
     def keep_first(self, groups: Callable[[], Iterable[Iterable[ParameterSites]]]) -> None:
-        """Keep the hooks of the parameters whose gradients arrive first, in a pass or in a group; remove the others.
+        """Keep the hooks of the parameters whose gradients arrive first; remove the others.
 
+        That is first in a pass, or in a group.
         Parameters that had no gradient yet keep theirs too.
 
         Args:
@@ -122,21 +130,30 @@ class BackwardPasses:
         if self._settled:
             return
         self._settled = True
-        seen = [[place for place in group if place.order is not None] for group in groups()]
-        kept = {id(min(places, key=lambda place: place.order or 0)) for places in seen if places}
+        seen: list[ParameterSites] = []
+        kept: set[int] = set()
+        for group in groups():
+            places = [place for place in group if place.order is not None]
+            if places:
+                seen += places
+                kept.add(id(min(places, key=lambda place: place.order or 0)))
+
         self._kept.clear()
-        for place in (place for places in seen for place in places):
+        for place in seen:
             if place.first or id(place) in kept:
                 self._kept[place.id] = place
             else:
                 place.park()
 
     def reached_here(self, params: Iterable[Tensor]) -> bool:
-        """Whether gradients of some parameters arrive in this thread, so that no other thread changes them."""
+        """Whether gradients of some parameters arrive in this thread.
+
+        So no other thread changes them.
+        """
+        if len(self._threads) < 2:
+            return True
         here = threading.get_ident()
-        return len(self._threads) < 2 or any(
-            place.thread == here for place in self.places.among(params)
-        )
+        return any(place.thread == here for place in self.places.among(params))
 
     def reached_by(self, task: int, params: Iterable[nn.Parameter]) -> bool:
         """Whether a backward pass reached some parameters; at least one of them must have a hook."""
@@ -174,7 +191,9 @@ class BackwardPasses:
     def _note(self, place: ParameterSites) -> None:
         """Note the order in which gradients arrive, and their thread; in skipped steps both are known."""
         if place.order is None:
-            place.order, self._arrived, self._settled = self._arrived, self._arrived + 1, False
+            place.order = self._arrived
+            self._arrived += 1
+            self._settled = False
         place.thread = threading.get_ident()
         self._threads.add(place.thread)
 
@@ -201,7 +220,7 @@ class BackwardPasses:
         return True
 
     def interrupt(self, place: ParameterSites) -> None:
-        """Make the skipped step a guarded one, because the gradient of a parameter is not finite in the active pass."""
+        """Make the skipped step a guarded one: a gradient is not finite in the active pass."""
         self.handler.skipped_is_bad()
         place.task = graph_task()
         self.reached(place.task)

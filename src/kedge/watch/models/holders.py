@@ -13,10 +13,14 @@ from kedge.torch_internals.module_tables import is_made, own_children, own_param
 def holders_of(params: Iterable[nn.Parameter]) -> list[nn.Module]:
     """Return the outermost modules that hold some parameters. Slow: it searches all objects."""
     wanted = {id(p) for p in params}
-    modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and _is_readable(o)]
-    parents = {
-        id(child): m for m in modules for child in own_children(m).values() if child is not None
-    }
+    found_modules = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
+    modules = [module for module in found_modules if _is_readable(module)]
+    parents: dict[int, nn.Module] = {}
+    for module in modules:
+        for child in own_children(module).values():
+            if child is not None:
+                parents[id(child)] = module
+
     found: dict[int, nn.Module] = {}
     for module in modules:
         if any(id(p) in wanted for p in own_parameters(module).values()):
@@ -26,7 +30,10 @@ def holders_of(params: Iterable[nn.Parameter]) -> list[nn.Module]:
 
 
 def _is_readable(module: nn.Module) -> bool:
-    """Whether a module's tables can be read; one of all modules that cannot must not end the search for others."""
+    """Whether a module's tables can be read.
+
+    One of all modules that cannot must not end the search for others.
+    """
     try:
         return (
             is_made(module)

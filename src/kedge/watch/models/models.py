@@ -65,9 +65,13 @@ class Models:
         places: WatchedParameters,
         handler: BackwardHandler,
     ) -> None:
-        self.session, self.meter, self.wanted, self.places = session, meter, wanted, places
+        self.session = session
+        self.meter = meter
+        self.wanted = wanted
+        self.places = places
         self.roots: list[RootModule] = []
-        self.known, self.passes = SeenModules(), BackwardPasses(places, handler)
+        self.known = SeenModules()
+        self.passes = BackwardPasses(places, handler)
         self.holding: list[nn.Module] | None = None
         self.names: ByIdentity[nn.Module, str] = ByIdentity()
         self._lazy: list[RootModule] = []
@@ -83,23 +87,25 @@ class Models:
     def watch(self, module: nn.Module) -> RootModule:
         """Make a module a root, and hook it."""
         named = modules_in(module)
-        fresh = {
-            name: m
-            for name, m in named.items()
-            if (m is module or m not in self.known) and not isinstance(m, torch.jit.ScriptModule)
-        }
+        fresh = {}
+        for name, inner in named.items():
+            is_fresh = inner is module or inner not in self.known
+            if is_fresh and not isinstance(inner, torch.jit.ScriptModule):
+                fresh[name] = inner
         self.known.add(named.values())
-        types = {n: type(m).__name__ for n, m in fresh.items()}
+        types = {name: type(inner).__name__ for name, inner in fresh.items()}
+
         self.release_gone()
-        root = next_of(self.roots, types) or RootModule(
-            len(self.roots), prefix_of(module, self.roots, self.names), types
-        )
+        root = next_of(self.roots, types)
+        if root is None:
+            prefix = prefix_of(module, self.roots, self.names)
+            root = RootModule(len(self.roots), prefix, types)
         try:
             self._attach(module, root, fresh)
         except Exception:
             self._give_up(root)
             raise
-        if _is_lazy(module):
+        if any(map(is_lazy, parameters_in(module).values())):
             self._lazy.append(root)
         if self.holding is not None:
             self.holding.append(module)
@@ -107,9 +113,8 @@ class Models:
 
     def _attach(self, module: nn.Module, root: RootModule, fresh: Mapping[str, nn.Module]) -> None:
         with root.hooks.attaching(self.session, module, root.prefix):
-            root.parameters = sum(
-                p.numel() for p in parameters_in(module).values() if not is_lazy(p)
-            )
+            params = parameters_in(module).values()
+            root.parameters = sum(param.numel() for param in params if not is_lazy(param))
             root.modules = module_tree(module, root.label)
             if not root.hooks.follows:
                 self.roots.append(root)
@@ -123,17 +128,18 @@ class Models:
             self.roots.remove(root)
 
     def _hook(self, module: nn.Module, root: RootModule, fresh: Mapping[str, nn.Module]) -> None:
-        self.wanted.meet(module, root)
-        self.meter.sites.channel_dims.update(_channel_dims(module, fresh, root))
-        for path, (how, numbers) in _saturations(fresh, root).items():
-            self.meter.sites.saturates(path, how, numbers)
+        sites, wanted = self.meter.sites, self.wanted
+        wanted.meet(module, root)
+        sites.channel_dims.update(_channel_dims(module, fresh, root))
+        for name, inner in fresh.items():
+            saturation = _SATURATING.get(type(inner))
+            if saturation is not None:
+                sites.saturates(root.label(name), *saturation(inner))
+
+        running = {name: inner for name, inner in fresh.items() if runs(inner)}
         for kind in ("out", "in", "out.grad"):
-            wanted = {
-                n: m
-                for n, m in fresh.items()
-                if runs(m) and self.wanted.wants(root.label(n), m, (kind,))
-            }
-            self.session.hook_each(module, wanted, kind, self.meter)
+            chosen = {n: m for n, m in running.items() if wanted.wants(root.label(n), m, (kind,))}
+            self.session.hook_each(module, chosen, kind, self.meter)
         if any(own_part(param) is not param for param in parameters_in(module).values()):
             self.session.hook_each(module, {"": module}, "out.grad", Reached(self.passes))
         self._place_parameters(module, root)
@@ -149,11 +155,13 @@ class Models:
 
     def watch_tensors(self, tensors: Sequence[nn.Parameter], optimizer: Optimizer) -> None:
         """Make a root of tensors of an optimizer that belong to no module."""
-        prefix = (
-            "" if all(root.prefix for root in self.roots) else free_prefix("tensors", self.roots)
-        )
-        root = RootModule(len(self.roots), prefix, {"": "tensors"}, sum(p.numel() for p in tensors))
+        prefix = ""
+        if not all(root.prefix for root in self.roots):
+            prefix = free_prefix("tensors", self.roots)
+        elements = sum(param.numel() for param in tensors)
+        root = RootModule(len(self.roots), prefix, {"": "tensors"}, elements)
         self.roots.append(root)
+
         slots = {id(param): slot for slot, param in slots_in(optimizer)}
         names = names_in_frames(tensors)
         named = [(n, p, slots[id(p)]) for n, p in zip(names, tensors, strict=True)]
@@ -163,19 +171,22 @@ class Models:
         self.passes.listen(tensors)
 
     def find_parameters(self, *, lazy_only: bool = False) -> None:
-        """Watch parameters that came later: from a first forward, or after `torch.func` had swapped them out."""
+        """Watch parameters that came later.
+
+        They come from a first forward, or after `torch.func` had swapped them out.
+        """
         for root in self._lazy if lazy_only else self.roots:
             module = root.module()
-            if module is not None:
-                if root in self._lazy:  # a first forward has changed the classes of its modules
-                    root.modules = module_tree(module, root.label)
-                    root.types.update(
-                        (n, type(m).__name__)
-                        for n, m in modules_in(module).items()
-                        if n in root.types
-                    )
-                self._place_parameters(module, root)
-        self._lazy = []  # parameters still without a shape are found again when an optimizer holds them
+            if module is None:
+                continue
+            if root in self._lazy:  # a first forward has changed the classes of its modules
+                root.modules = module_tree(module, root.label)
+                for name, inner in modules_in(module).items():
+                    if name in root.types:
+                        root.types[name] = type(inner).__name__
+            self._place_parameters(module, root)
+        # Parameters still without a shape are found again when an optimizer holds them.
+        self._lazy = []
 
     def release_gone(self) -> None:
         """Release roots whose modules no longer exist, before others reuse their addresses."""
@@ -183,43 +194,40 @@ class Models:
             self.places.forget_gone()
 
     def release(self) -> None:
-        """Drop what is kept of each parameter, at the end of the watch; each root drops its own with its hooks."""
+        """Drop what is kept of each parameter, at the end of the watch.
+
+        Each root drops its own with its hooks.
+        """
         self.places.clear()
 
     def in_training(self) -> bool:
         """Whether a root is in training mode."""
-        return any(module.training for root in self.roots if (module := root.module()) is not None)
-
-
-def _is_lazy(module: nn.Module | None) -> bool:
-    """Whether some parameters of a module have no shape yet."""
-    return module is not None and any(map(is_lazy, parameters_in(module).values()))
+        modules = (root.module() for root in self.roots)
+        return any(module.training for module in modules if module is not None)
 
 
 def _channel_dims(
     model: nn.Module, modules: Mapping[str, nn.Module], root: RootModule
 ) -> dict[str, int | None]:
     """Return the channel dimension of three-dimensional values: 1 in convolutional models, else -1."""
-    first = any(isinstance(m, _CHANNELS_FIRST) for m in modules_in(model).values())
-    return {
-        root.label(n): 1 if first else -1 for n, m in modules.items() if isinstance(m, _EXACT_ZERO)
-    }
+    dim = -1
+    if any(isinstance(m, _CHANNELS_FIRST) for m in modules_in(model).values()):
+        dim = 1
+    zeroing = (name for name, m in modules.items() if isinstance(m, _EXACT_ZERO))
+    return {root.label(name): dim for name in zeroing}
 
 
-def _saturations(
-    modules: Mapping[str, nn.Module], root: RootModule
-) -> dict[str, tuple[str, tuple[float, ...]]]:
-    """Return how each activation among some modules saturates, by its recorded path."""
-    return {
-        root.label(n): _SATURATING[type(m)](m) for n, m in modules.items() if type(m) in _SATURATING
-    }
+def _dim_of(softmax: nn.Softmax) -> int:
+    if softmax.dim is None:
+        return -1
+    return softmax.dim
 
 
 _SATURATING: dict[type[nn.Module], Callable[[Any], tuple[str, tuple[float, ...]]]] = {
     nn.Tanh: lambda m: ("tanh", ()),
     nn.Sigmoid: lambda m: ("sigmoid", ()),
     nn.Softsign: lambda m: ("softsign", ()),
-    nn.Softmax: lambda m: ("softmax", (-1 if m.dim is None else m.dim,)),
+    nn.Softmax: lambda m: ("softmax", (_dim_of(m),)),
     nn.Hardtanh: lambda m: ("between", (m.min_val, m.max_val)),
     nn.Hardsigmoid: lambda m: ("between", (0.0, 1.0)),
     nn.ReLU6: lambda m: ("between", (-math.inf, 6.0)),

@@ -26,16 +26,23 @@ from kedge.torch_internals.module_tables import parameters_in
 from kedge.watch.models.parameters import WatchedParameters
 
 _PATIENCE = 30
-"""Steps after which another optimizer becomes the leading one; critics make some 5 steps for one of a generator."""
+"""Steps after which another optimizer becomes the leading one.
+
+Critics make some 5 steps for one of a generator.
+"""
 
 
 def params_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """Return the parameters that an optimizer holds; an optimizer whose constructor failed holds none."""
-    return (p for group in getattr(optimizer, "param_groups", ()) for p in group["params"])
+    """Yield the parameters that an optimizer holds; one whose constructor failed holds none."""
+    for group in getattr(optimizer, "param_groups", ()):
+        yield from group["params"]
 
 
 def any_optimizer() -> bool:
-    """Whether the program has made an optimizer: with the first one PyTorch marks the `step` of its class."""
+    """Whether the program has made an optimizer.
+
+    With the first one PyTorch marks the `step` of its class.
+    """
     return bool(_used_kinds())
 
 
@@ -45,12 +52,17 @@ def living() -> list[Optimizer]:
     Slow: it searches all objects.
     """
     used = _used_kinds()
-    found = (o for o in gc.get_referrers(*used) if issubclass(type(o), Optimizer)) if used else ()
+    if not used:
+        return []
+    found = (each for each in gc.get_referrers(*used) if issubclass(type(each), Optimizer))
     return [optimizer for optimizer in found if _is_readable(optimizer)]
 
 
 def _is_readable(optimizer: Optimizer) -> bool:
-    """Whether an optimizer tells its parameters; the failure of one that does not is reported when it steps."""
+    """Whether an optimizer tells its parameters.
+
+    The failure of one that does not is reported when it steps.
+    """
     try:
         list(params_of(optimizer))
     except Exception:  # noqa: BLE001 - a property of the program's class
@@ -67,19 +79,29 @@ def _used_kinds() -> list[type[Optimizer]]:
 
 def _is_held(module: nn.Module | None) -> bool:
     """Whether an optimizer holds a parameter of a module, so that it will make the steps."""
-    held = {id(p) for p in parameters_in(module).values()} if module is not None else set()
+    if module is None:
+        return False
+    held = {id(p) for p in parameters_in(module).values()}
     return bool(held) and any(id(p) in held for o in living() for p in params_of(o))
 
 
 def _kept(rate: Any) -> Any:
-    """Return a learning rate as it is now; one that is a tensor is not read, since it may be on a device."""
-    return rate.detach().clone() if isinstance(rate, Tensor) else rate
+    """Return a learning rate as it is now.
+
+    One that is a tensor is not read, since it may be on a device.
+    """
+    if isinstance(rate, Tensor):
+        return rate.detach().clone()
+    return rate
 
 
 def _finite(rate: Any) -> float | None:
     """Return a learning rate as a number; None for one that is no real number, or not finite."""
-    plain = rate.item() if isinstance(rate, Tensor) and rate.numel() == 1 else rate
-    return float(plain) if isinstance(plain, (int, float)) and math.isfinite(plain) else None
+    if isinstance(rate, Tensor) and rate.numel() == 1:
+        rate = rate.item()
+    if isinstance(rate, (int, float)) and math.isfinite(rate):
+        return float(rate)
+    return None
 
 
 class KnownOptimizer:
@@ -103,22 +125,26 @@ class KnownOptimizer:
     """
 
     def __init__(self, index: int, optimizer: Optimizer, first_step: int) -> None:
-        self.index, self.optimizer, self.first_step = index, weakref.ref(optimizer), first_step
+        self.index = index
+        self.optimizer = weakref.ref(optimizer)
+        self.first_step = first_step
         self.kind = type(optimizer).__name__
         self.steps = self.parameters = self.searches = 0
         self.rates: list[Any] = []
         self.roots: set[int] = set()
         self.size: tuple[int, ...] = ()
-        self.last, self.distance = -1, 0
+        self.last = -1
+        self.distance = 0
 
     def count(self, step: int) -> None:
         """Count a step of it, in this step of the run."""
-        self.distance = 0 if self.last < 0 else step - self.last
+        if self.last >= 0:
+            self.distance = step - self.last
         self.last = step
         self.steps += 1
 
     def until_own(self, step: int, every: int) -> int | None:
-        """Return the number of the run's steps until it should make its next step whose own number is a multiple.
+        """Return how many steps of the run it takes to its next step whose number is a multiple.
 
         Args:
             step: The run's current step.
@@ -131,17 +157,22 @@ class KnownOptimizer:
         if self.optimizer() is None or self.distance == 1:
             return None
         if self.steps == 1:
-            return 0 if step - self.last <= every else None
-        following = self.last + self.distance * (1 + -self.steps % every)
-        return following - step if following >= step else None
+            following = step
+            is_over = step - self.last > every
+        else:
+            following = self.last + self.distance * (1 + -self.steps % every)
+            is_over = following < step
+        return None if is_over else following - step
 
     def grew(self, optimizer: Optimizer) -> bool:
         """Whether the number of its parameters has changed since the last call."""
-        size = tuple(len(group["params"]) for group in optimizer.param_groups)
-        self.parameters, changed, self.size = sum(size), size != self.size, size
+        groups = optimizer.param_groups
+        before = self.size
+        self.size = tuple(len(group["params"]) for group in groups)
+        self.parameters = sum(self.size)
         if not self.steps:  # a schedule may end at 0
-            self.rates = [_kept(group["lr"]) for group in optimizer.param_groups if "lr" in group]
-        return changed
+            self.rates = [_kept(group["lr"]) for group in groups if "lr" in group]
+        return self.size != before
 
     def describe(self) -> RecordedOptimizer:
         """Return its entry in the recording at the end of the run."""
@@ -172,7 +203,8 @@ class Optimizers:
     """
 
     def __init__(self, places: WatchedParameters, step: Callable[[], int]) -> None:
-        self.places, self.step = places, step
+        self.places = places
+        self.step = step
         self.leading: KnownOptimizer | None = None
         self.entries: list[KnownOptimizer] = []
         self._by_id: dict[int, KnownOptimizer] = {}
@@ -182,7 +214,10 @@ class Optimizers:
         self._older: ByIdentity[Optimizer, None] = ByIdentity()
 
     def begin(self) -> None:
-        """Remember the optimizers that exist when watching begins: they may belong to a training that is over."""
+        """Remember the optimizers that exist when watching begins.
+
+        They may belong to a training that is over.
+        """
         self._older.clear()
         self._older.update((optimizer, None) for optimizer in living())
 
@@ -195,24 +230,22 @@ class Optimizers:
         return any(self.places.of(param) is not None for param in params_of(optimizer))
 
     def waiting(self) -> list[Optimizer]:
-        """Return the optimizers that train something watched, including those that have not stepped yet."""
+        """Return the optimizers that train something watched, even if they have not stepped."""
         return [optimizer for optimizer in living() if self.trains(optimizer)]
 
     def entry(self, optimizer: Optimizer) -> KnownOptimizer:
         """Return the entry of an optimizer that steps; made at its first step."""
         entry = self._by_id.get(id(optimizer))
         if entry is None or entry.optimizer() is not optimizer:
-            entry = self._by_id[id(optimizer)] = KnownOptimizer(
-                len(self.entries), optimizer, self.step()
-            )
+            entry = KnownOptimizer(len(self.entries), optimizer, self.step())
+            self._by_id[id(optimizer)] = entry
             self.entries.append(entry)
         return entry
 
     def known(self) -> dict[int, Optimizer]:
         """Return the optimizers that have stepped and still exist, by their numbers."""
-        return {
-            e.index: optimizer for e in self.entries if (optimizer := e.optimizer()) is not None
-        }
+        found = ((entry.index, entry.optimizer()) for entry in self.entries)
+        return {index: optimizer for index, optimizer in found if optimizer is not None}
 
     def stepped(self, optimizer: Optimizer) -> bool:
         """Count a step of an optimizer; returns whether it ends a step of the run."""
@@ -221,20 +254,19 @@ class Optimizers:
         if self.leading is entry:
             self.idle = 0
             return True
-        return (
-            self._closes_round(optimizer) if self.leading is None else self._takes_over(optimizer)
-        )
+        if self.leading is None:
+            return self._closes_round(optimizer)
+        return self._takes_over(optimizer)
 
     def until_own(self, step: int, every: int) -> int | None:
-        """Return the number of the run's steps until an optimizer that does not end them is measured; None if unknown.
+        """Return how many steps of the run it takes to measure an optimizer that does not end them.
 
-        See Note [Steps of the other optimizers] in `kedge.watch.steps.spacing`.
+        None if that is unknown. See Note [Steps of the other optimizers] in
+        `kedge.watch.steps.spacing`.
         """
         others = (entry for entry in self.entries if self.leading is not entry)
-        return min(
-            (until for each in others if (until := each.until_own(step, every)) is not None),
-            default=None,
-        )
+        until = (entry.until_own(step, every) for entry in others)
+        return min((number for number in until if number is not None), default=None)
 
     def _closes_round(self, optimizer: Optimizer) -> bool:
         known = [each for ref in self._round if (each := ref()) is not None]
@@ -249,20 +281,30 @@ class Optimizers:
         return True
 
     def _takes_over(self, optimizer: Optimizer) -> bool:
-        """Whether this optimizer ends the steps from now on: the leading one is deleted or idle, or this one is back."""
-        displaced = None
-        if self._displaced is None or self._displaced() is not optimizer:
-            self.idle += 1
-            gone = self.leading is not None and self.leading.optimizer() is None
-            is_new = self.entry(optimizer).index >= self._known
-            patience = 1 if is_new else _PATIENCE * max(len(self.known()) - 1, 1)
-            if not gone and (self.idle <= patience or not self.trains(optimizer)):
-                return False
-            displaced = self.leading.optimizer if is_new and self.leading is not None else None
+        """Whether this optimizer ends the steps from now on.
+
+        It does if the leading one is deleted or idle, or if this one is back.
+        """
+        if self._displaced is not None and self._displaced() is optimizer:
+            self._lead(optimizer)
+            return True
+
+        self.idle += 1
+        leading = self.leading
+        is_gone = leading is not None and leading.optimizer() is None
+        is_new = self.entry(optimizer).index >= self._known
+        patience = _PATIENCE * max(len(self.known()) - 1, 1)
+        if is_new:
+            patience = 1
+        if not is_gone and (self.idle <= patience or not self.trains(optimizer)):
+            return False
         self._lead(optimizer)
-        self._displaced = displaced
+        if is_new and leading is not None:
+            self._displaced = leading.optimizer
         return True
 
     def _lead(self, optimizer: Optimizer) -> None:
-        self.leading, self.idle, self._known = self.entry(optimizer), 0, len(self.entries)
+        self.leading = self.entry(optimizer)
+        self.idle = 0
+        self._known = len(self.entries)
         self._displaced = None

@@ -69,9 +69,16 @@ class ParameterSites:
         return self.hook is not None and self.hook.was_put_on(param)
 
     def park(self) -> None:
-        """Remove the hook until another is needed; the table of a tensor of no module stays, by which it is known."""
-        if self.hook is not None:
-            self.hook.remove(None if isinstance(self.slot, OptimizerSlot) else self.param())
+        """Remove the hook until another is needed.
+
+        The table of a tensor of no module stays, by which it is known.
+        """
+        if self.hook is None:
+            return
+        if isinstance(self.slot, OptimizerSlot):
+            self.hook.remove(None)
+        else:
+            self.hook.remove(self.param())
 
     def unhook(self) -> None:
         """Remove the hook for good."""
@@ -87,11 +94,8 @@ class WatchedParameters:
 
     def unplaced(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
         """Return a module's parameters that are not watched yet and have a shape."""
-        return [
-            (n, p)
-            for n, p in parameters_in(module).items()
-            if not is_lazy(p) and self.of(p) is None
-        ]
+        shaped = ((n, p) for n, p in parameters_in(module).items() if not is_lazy(p))
+        return [(name, param) for name, param in shaped if self.of(param) is None]
 
     def put(
         self,
@@ -116,16 +120,20 @@ class WatchedParameters:
     def of(self, param: Tensor) -> ParameterSites | None:
         """Return the entry of a parameter; None if it belongs to no root."""
         place = self._places.get(id(param))
-        return place if place is not None and place.is_of(param) else None
+        if place is None or not place.is_of(param):
+            return None
+        return place
 
     def hooked(self, param: Tensor) -> ParameterSites | None:
-        """Return the entry of a parameter whose hook has just been called, and which is therefore the very one."""
+        """Return the entry of a parameter whose hook is just called: so it is the very one."""
         return self._places.get(id(param))
 
     def measured(self, param: nn.Parameter) -> ParameterSites | None:
         """Return the entry of a parameter; None if it is not measured."""
         place = self.of(param)
-        return place if place is not None and place.wanted else None
+        if place is None or not place.wanted:
+            return None
+        return place
 
     def __iter__(self) -> Iterator[ParameterSites]:
         """Return all entries; those of deleted parameters stay until `forget_gone`."""
@@ -133,7 +141,10 @@ class WatchedParameters:
 
     def among(self, params: Iterable[Tensor]) -> Iterator[ParameterSites]:
         """Yield the entries of some parameters, as far as they have one."""
-        return (place for param in params if (place := self.of(param)) is not None)
+        for param in params:
+            place = self.of(param)
+            if place is not None:
+                yield place
 
     def by_root(self) -> list[list[ParameterSites]]:
         """Return the entries of each root's parameters."""
@@ -143,11 +154,16 @@ class WatchedParameters:
         return list(found.values())
 
     def without_gradient(self) -> Iterator[ParameterSites]:
-        """Yield the measured parameters that never had a gradient, including those that no longer exist."""
+        """Yield the measured parameters that never had a gradient, even if they are deleted."""
         for place in self:
+            if not place.wanted or place.order is not None:
+                continue
             param = place.param()
-            needs = place.trainable if param is None else param.requires_grad and param.grad is None
-            if place.wanted and needs and place.order is None:
+            if param is None:
+                needs_one = place.trainable
+            else:
+                needs_one = param.requires_grad and param.grad is None
+            if needs_one:
                 yield place
 
     def forget(self, root: RootModule) -> None:
@@ -159,9 +175,8 @@ class WatchedParameters:
 
     def forget_gone(self) -> None:
         """Drop the entries of parameters that no longer exist."""
-        self._places = {
-            key: place for key, place in self._places.items() if place.param() is not None
-        }
+        places = self._places.items()
+        self._places = {key: place for key, place in places if place.param() is not None}
 
     def clear(self) -> None:
         """Drop all entries; their hooks have been removed."""

@@ -43,13 +43,13 @@ class WatchSession(Session):
         lose: Reports that a site cannot be watched.
     """
 
-    while_hooked = (
-        "in the run"  # hooks of modules that were not called yet stay; see Note [Parked hooks]
-    )
+    # Hooks of modules that were not called yet stay; see Note [Parked hooks].
+    while_hooked = "in the run"
 
     def __init__(self, clock: StepClock, lose: Callable[[str, Exception], None]) -> None:
         super().__init__(on_error="warn")
-        self.clock, self.lose = clock, lose
+        self.clock = clock
+        self.lose = lose
         self.fired = None  # the timeline has no reader and would keep its values alive
 
     def complain(self, warning: ActionDisabled) -> None:
@@ -75,8 +75,10 @@ class WatchSession(Session):
     def release(self) -> None:
         """Drop its taps and gates, which hold each other, when it has ended and nobody reads it."""
         for tap in self.taps:
-            tap.gate.taps = dict.fromkeys(tap.gate.taps, ())  # another thread may be in its hook
-        self.taps, self.targets = [], {}
+            # Another thread may be in its hook.
+            tap.gate.taps = dict.fromkeys(tap.gate.taps, ())
+        self.taps = []
+        self.targets = {}
 
     def refresh(self, *models: nn.Module) -> None:
         """Does nothing: a root is hooked before its first forward, so before it is compiled."""
@@ -90,9 +92,12 @@ class StepHooks:
     """
 
     def __init__(self, session: WatchSession) -> None:
-        self.session, self.finding = session, True
-        self._finder, self._calls = HooksTogether(), HooksTogether()
-        self._root_gates, self._inner_gates = HooksTogether(), HooksTogether()
+        self.session = session
+        self.finding = True
+        self._finder = HooksTogether()
+        self._calls = HooksTogether()
+        self._root_gates = HooksTogether()
+        self._inner_gates = HooksTogether()
         self._seen = (-1, -1)
         self._waiting: list[Any] = []
         self._undo: Callable[[], None] = lambda: None
@@ -119,33 +124,31 @@ class StepHooks:
         To be called at its end.
         """
         session = self.session
-        size = len(session.taps), len(session.targets)
+        size = (len(session.taps), len(session.targets))
         if size == self._seen and not any(tap.fired for tap in self._waiting):
             return
-        hooks = session.installed.hooks()
-        gates = [(installed, hook) for installed, hook in hooks if isinstance(hook, Gate)]
-        fused = {id(target.passes): _fused(target.model()) for target in session.targets.values()}
-        called = [
-            (installed, gate)
-            for installed, gate in gates
-            if gate.called or gate.path in fused.get(id(gate.passes), ())
-        ]
+
+        targets = session.targets.values()
+        fused = {id(target.passes): _fused(target.model()) for target in targets}
+        calls: list[tuple[InstalledHook, Any]] = []
+        root_gates: list[tuple[InstalledHook, Any]] = []
+        inner_gates: list[tuple[InstalledHook, Any]] = []
+        for installed, hook in session.installed.hooks():
+            if isinstance(hook, (PassBegins, PassEnds)):
+                calls.append((installed, hook))
+            if not isinstance(hook, Gate):
+                continue
+            if hook.called or hook.path in fused.get(id(hook.passes), ()):
+                gates = inner_gates if hook.path else root_gates
+                gates.append((installed, hook))
+
         with self._changing:
             self._seen = size
-            self._inner_gates.take_over(
-                (installed, gate) for installed, gate in called if gate.path
-            )
-            self._root_gates.take_over(
-                (installed, gate) for installed, gate in called if not gate.path
-            )
-            self._calls.take_over(
-                (installed, hook)
-                for installed, hook in hooks
-                if isinstance(hook, (PassBegins, PassEnds))
-            )
-            self._waiting = [
-                tap for tap in session.taps if not tap.fired and tap.site.kind == "out"
-            ]
+            self._inner_gates.take_over(inner_gates)
+            self._root_gates.take_over(root_gates)
+            self._calls.take_over(calls)
+            outputs = (tap for tap in session.taps if tap.site.kind == "out")
+            self._waiting = [tap for tap in outputs if not tap.fired]
 
     def begin_step(self, step: Step) -> None:
         """Install the hooks that a step needs, and remove the others."""
@@ -181,7 +184,14 @@ def _place(hooks: HooksTogether, *, up: bool) -> None:
 
 
 def _fused(model: nn.Module | None) -> set[str]:
-    """Return the paths of fused modules, which compute differently if their parts have hooks, and of these parts."""
-    named = named_modules(model) if model is not None else {}
-    return {f"{name}.{part}".strip(".") for name, m in named.items() if isinstance(m, nn.TransformerEncoderLayer)
-            for part in named_modules(m)}  # fmt: skip
+    """Return the paths of fused modules and of their parts.
+
+    Such modules compute differently if their parts have hooks.
+    """
+    if model is None:
+        return set()
+    found: set[str] = set()
+    for name, module in named_modules(model).items():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            found.update(f"{name}.{part}".strip(".") for part in named_modules(module))
+    return found

@@ -36,7 +36,9 @@ class RootHooks:
     @property
     def passes(self) -> PassCounter | None:
         """The counter of the forward passes."""
-        return None if self.hooked is None else self.hooked.target.passes
+        if self.hooked is None:
+            return None
+        return self.hooked.target.passes
 
     @property
     def is_running(self) -> bool:
@@ -51,7 +53,9 @@ class RootHooks:
 
     def module(self) -> nn.Module | None:
         """Return the module, if it still exists."""
-        return None if self.hooked is None else self.hooked.module()
+        if self.hooked is None:
+            return None
+        return self.hooked.module()
 
     def taps(self, session: Session) -> list[Tap]:
         """Return the taps on the module."""
@@ -70,11 +74,11 @@ class RootHooks:
         """Remove the hooks and the taps from a module."""
         if self.hooked is None:
             return
-        gone, mine = self.hooked.target, {id(tap) for tap in self.taps(session)}
+        gone = self.hooked.target
+        mine = {id(tap) for tap in self.taps(session)}
         session.taps = [tap for tap in session.taps if id(tap) not in mine]
-        session.targets = {
-            key: target for key, target in session.targets.items() if target is not gone
-        }
+        targets = session.targets.items()
+        session.targets = {key: target for key, target in targets if target is not gone}
         self._remove()
 
     def _remove(self) -> None:
@@ -84,10 +88,14 @@ class RootHooks:
 
     @contextmanager
     def attaching(self, session: Session, module: nn.Module, prefix: str) -> Iterator[None]:
-        """Hook a module inside a ``with`` block, in place of the one before it; its sites have a prefix."""
+        """Hook a module inside a ``with`` block, in place of the one before it.
+
+        Its sites have a prefix.
+        """
         self.follows = self._past is not None
         if not self.follows:
-            session.installed.cleanup.callback(self._remove)
+            installed = session.installed
+            installed.cleanup.callback(self._remove)
         self.silent = []
         self.hooked = HookedRoot(session, module, prefix)
         target = session.targets[id(module)] = self.hooked.target
@@ -98,19 +106,26 @@ class RootHooks:
             yield
 
     def ungraded(self, path: str) -> str:
-        """Return what ruled out gradients in the first calls of a module; empty if several things did, or none."""
-        after = () if self.hooked is None else self.hooked.target.modules.after.values()
-        noted = {
-            what
-            for gate in after
-            if gate.path == path and not gate.seen.listened
-            for what in gate.seen.ungraded
-        }
-        return noted.pop() if len(noted) == 1 else ""
+        """Return what ruled out gradients in the first calls of a module.
+
+        Empty if several things did, or none.
+        """
+        if self.hooked is None:
+            return ""
+        modules = self.hooked.target.modules
+        noted: set[str] = set()
+        for gate in modules.after.values():
+            if gate.path == path and not gate.seen.listened:
+                noted.update(gate.seen.ungraded)
+        if len(noted) != 1:
+            return ""
+        return noted.pop()
 
     def is_silent(self, tap: Tap) -> bool:
         """Whether an output of the root never fired, for the present module or an earlier one."""
-        return tap.site.kind == "out" and not tap.fired and str(tap.site) not in self._fired
+        if tap.site.kind != "out" or tap.fired:
+            return False
+        return str(tap.site) not in self._fired
 
 
 def silent_entry(tap: Tap, session: Session) -> LedgerLine:
@@ -120,7 +135,10 @@ def silent_entry(tap: Tap, session: Session) -> LedgerLine:
 
 
 def silent_sites(roots: Iterable[RootHooks], session: Session) -> list[LedgerLine]:
-    """Return an entry with the cause for each site that never fired, including sites of deleted modules."""
+    """Return an entry with the cause for each site that never fired.
+
+    Sites of deleted modules are included.
+    """
     roots = list(roots)
     by_passes = {id(root.passes): root for root in roots if root.passes is not None}
     silent = [entry for root in roots for entry in root.silent]

@@ -1,4 +1,7 @@
-"""The root modules of a watched program, and how their sites are named; see Note [Roots] in `kedge.watch.models.models`."""
+"""The root modules of a watched program, and how their sites are named.
+
+See Note [Roots] in `kedge.watch.models.models`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ from kedge.torch_internals.module_tables import modules_in, parameters_in
 from kedge.watch.models.root_hooks import RootHooks
 
 _ALIKE = 8
-"""Most roots with parameters and one structure that are kept apart; a program may make one for each step."""
+"""Most roots with parameters and one structure that are kept apart.
+
+A program may make one for each step.
+"""
 
 
 @dataclass
@@ -71,13 +77,15 @@ class RootModule:
 
     def entry(self) -> dict[str, Any]:
         """Return the entry of the root in the recording."""
-        named = {"name": self.types[""], "prefix": self.prefix}
-        trained = {
+        return {
+            "name": self.types[""],
+            "prefix": self.prefix,
             "trained": bool(self.optimizers),
             "optimizers": sorted(self.optimizers),
             "steps": self.steps,
+            "parameters": self.parameters,
+            "modules": self.modules,
         }
-        return {**named, **trained, "parameters": self.parameters, "modules": self.modules}
 
 
 class WantedSites:
@@ -90,45 +98,49 @@ class WantedSites:
     """
 
     def __init__(self, selector: Selector, tell: Callable[[str], None]) -> None:
-        self.selector, self._tell = selector, tell
+        self.selector = selector
+        self._tell = tell
         self._terms = selector.terms
         self._paths: dict[str, str] = {}
-        self._idle = dict.fromkeys(
-            place for place, term in enumerate(selector.terms) if not term.excluded
-        )
+        included = (place for place, term in enumerate(selector.terms) if not term.excluded)
+        self._idle = dict.fromkeys(included)
 
     def meet(self, module: nn.Module, root: RootModule) -> None:
         """Take a model's names into account, before its modules and parameters are asked for."""
         if not self._idle and self._terms == self.selector.terms:
             return  # no name changes what is selected
-        named = [
-            *((n, m) for n, m in modules_in(module).items() if runs(m)),
-            *parameters_in(module).items(),
-        ]
-        self._paths |= {root.label(name): type(one).__name__ for name, one in named}
+        for name, inner in modules_in(module).items():
+            if runs(inner):
+                self._paths[root.label(name)] = type(inner).__name__
+        for name, param in parameters_in(module).items():
+            self._paths[root.label(name)] = type(param).__name__
         self._terms = widened(self.selector.terms, self._paths)
 
     def wants(self, path: str, module: nn.Module, kinds: tuple[str, ...]) -> bool:
-        """Whether the selector names the module, or the parameter, with this recorded path, for values of these kinds."""
+        """Whether the selector names the module, or parameter, of a path, for values of some kinds."""
         types = tuple(c.__name__ for c in type(module).__mro__)
-        hits = [
-            place
-            for place, term in enumerate(self._terms)
-            if term.kind in (None, *kinds) and term.matches(path, types)
-        ]
-        for place in hits:
-            self._idle.pop(place, None)
-        return bool(hits) and not any(self._terms[place].excluded for place in hits)
+        is_named = False
+        is_excluded = False
+        for place, term in enumerate(self._terms):
+            if term.kind in (None, *kinds) and term.matches(path, types):
+                self._idle.pop(place, None)
+                is_named = True
+                is_excluded |= term.excluded
+        return is_named and not is_excluded
 
     def check(self) -> None:
-        """Report the parts of the selector that select nothing; called at the end of each recorded step."""
+        """Report the parts of the selector that select nothing.
+
+        Called at the end of each recorded step.
+        """
         while self._idle and self._paths:
             place, _ = self._idle.popitem()
+            term = self.selector.terms[place]
+            hint = "kedge sites lists their names"
             near = nearest(self._terms[place], self._paths, self._paths.values())
-            hint = f"; the nearest are {near}" if near else "; kedge sites lists their names"
-            self._tell(
-                f'"{self.selector.terms[place]}" selects nothing in the models of this program{hint}'
-            )
+            if near:
+                hint = f"the nearest are {near}"
+            self._tell(f'"{term}" selects nothing in the models of this program; {hint}')
 
 
 def next_of(roots: Sequence[RootModule], types: Mapping[str, str]) -> RootModule | None:

@@ -34,18 +34,23 @@ class ParameterSlot:
     __slots__ = ("_id", "_module", "_name")
 
     def __init__(self, module: nn.Module, name: str, param: Tensor) -> None:
-        self._module, self._name, self._id = weakref.ref(module), name, id(param)
+        self._module = weakref.ref(module)
+        self._name = name
+        self._id = id(param)
 
     def __call__(self) -> Tensor | None:
-        """Return the parameter, also if the module holds it under another name by now, as after pruning."""
+        """Return the parameter.
+
+        By now the module may hold it under another name, as after pruning.
+        """
         module = self._module()
         if module is None:
             return None
         table = own_parameters(module)
-        # A scripted module's table has no `get`.
-        param = table[self._name] if self._name in table else None  # noqa: SIM401
-        if id(param) == self._id:
-            return param
+        if self._name in table:
+            param = table[self._name]
+            if id(param) == self._id:
+                return param
         return next((p for p in table.values() if id(p) == self._id), None)
 
 
@@ -66,7 +71,9 @@ class OptimizerSlot:
     __slots__ = ("_group", "_id", "_index", "_optimizer")
 
     def __init__(self, optimizer: Optimizer, group: int, index: int, param: Tensor) -> None:
-        self._optimizer, self._group, self._index = weakref.ref(optimizer), group, index
+        self._optimizer = weakref.ref(optimizer)
+        self._group = group
+        self._index = index
         self._id = id(param)
 
     def __call__(self) -> Tensor | None:
@@ -76,11 +83,16 @@ class OptimizerSlot:
             param: Tensor = groups[self._group]["params"][self._index]
         except IndexError:
             return None
-        return param if id(param) == self._id else None
+        if id(param) != self._id:
+            return None
+        return param
 
 
 def slots_in(optimizer: Optimizer) -> Iterator[tuple[OptimizerSlot, nn.Parameter]]:
-    """Yield an optimizer's parameters with their entries; one whose constructor failed holds none."""
+    """Yield an optimizer's parameters with their entries.
+
+    One whose constructor failed holds none.
+    """
     for group, each in enumerate(getattr(optimizer, "param_groups", ())):
         for index, param in enumerate(each["params"]):
             yield OptimizerSlot(optimizer, group, index, param), param
@@ -92,10 +104,15 @@ class BufferSlot:
     __slots__ = ("_module", "_name")
 
     def __init__(self, module: nn.Module, name: str) -> None:
-        self._module, self._name = weakref.ref(module), name
+        self._module = weakref.ref(module)
+        self._name = name
 
     def __call__(self) -> Tensor | None:
         """Return what stands there now."""
         module = self._module()
-        table = {} if module is None else own_buffers(module)
-        return table[self._name] if self._name in table else None  # noqa: SIM401
+        if module is None:
+            return None
+        table = own_buffers(module)
+        if self._name not in table:  # a scripted module's table has no `get`
+            return None
+        return table[self._name]

@@ -1,4 +1,4 @@
-"""The exam at the end of a training: parameters and buffers that are not finite then, whatever was measured before."""
+"""The exam at the end of a training: parameters and buffers that are not finite then."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _MOST_NAMED = 16
 
 
 class ClosingExam:
-    """Looks at every trained parameter, and at the buffers of trained models, when the run or the life of a model ends.
+    """Looks at every trained parameter, and at the buffers of trained models, at the end.
+
+    That is the end of the run, or of the life of a model.
 
     The budget has no say in it: it reads each number once, and without it a run could end with a
     NaN that no measured step saw. A buffer that was not finite when its model was first called is
@@ -36,7 +38,8 @@ class ClosingExam:
     """
 
     def __init__(self, places: WatchedParameters, step: Callable[[], int]) -> None:
-        self._places, self._step = places, step
+        self._places = places
+        self._step = step
         self._buffers: dict[int, list[tuple[str, BufferSlot]]] = {}
         self._finalizers: list[weakref.finalize[Any, Any]] = []
         self._notes: list[NonfiniteAtEndEvent] = []
@@ -68,30 +71,24 @@ class ClosingExam:
         mine = [place for place in self._places if place.root is root]
         if not root.optimizers and all(place.order is None for place in mine):
             return  # it was never trained
-        parameters = (
-            (place.site.path, param) for place in mine if (param := place.param()) is not None
-        )
+
+        parameters = _living((place.site.path, place.param) for place in mine)
         bad = [
             BadTensor(path=path, of="param", nan=nan, inf=inf)
             for path, nan, inf in _not_finite(parameters)
         ]
-        buffers = (
-            (name, b)
-            for name, slot in self._buffers.pop(root.index, ())
-            if (b := slot()) is not None
-        )
+        buffers = _living(self._buffers.pop(root.index, ()))
         bad += [
             BadTensor(path=root.label(name), of="buffer", nan=nan, inf=inf)
             for name, nan, inf in _not_finite(buffers)
         ]
         if bad:
             named = tuple(bad[:_MOST_NAMED])
-            self._notes.append(
-                NonfiniteAtEndEvent(step=self._step(), count=len(bad), tensors=named)
-            )
+            note = NonfiniteAtEndEvent(step=self._step(), count=len(bad), tensors=named)
+            self._notes.append(note)
 
     def end(self, roots: Iterable[RootModule]) -> list[NonfiniteAtEndEvent]:
-        """Look at the roots that still exist; returns an event for each root in which something is not finite."""
+        """Look at the roots that still exist; returns an event for each with bad tensors."""
         for root in roots:
             self.examine(root)
         return self._notes
@@ -100,6 +97,16 @@ class ClosingExam:
         """Take no more notice of models that are deleted."""
         for finalizer in self._finalizers:
             finalizer.detach()
+
+
+def _living(
+    named: Iterable[tuple[str, Callable[[], Tensor | None]]],
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor that still stands in its place, with its name."""
+    for name, find in named:
+        tensor = find()
+        if tensor is not None:
+            yield name, tensor
 
 
 def _not_finite(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, int, int]]:
@@ -124,10 +131,6 @@ def _readable(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor
             continue
         value = own_part(tensor.detach())
         is_number = value.is_floating_point() or value.is_complex()
-        if (
-            is_number
-            and value.layout is torch.strided
-            and not value.is_quantized
-            and has_memory(value)
-        ):
+        is_plain = value.layout is torch.strided and not value.is_quantized
+        if is_number and is_plain and has_memory(value):
             yield name, value

@@ -24,11 +24,15 @@ _PATIENCE = 1.0
 """Most seconds that numbers are collected."""
 _MANY = 256
 """Most collected numbers."""
-_FLOATS, _COUNTS = ("sum", "sumsq", "min", "max"), ("nonzero", "nonfinite", "nan")
+_FLOATS = ("sum", "sumsq", "min", "max")
+_COUNTS = ("nonzero", "nonfinite", "nan")
 
 
 _Row: TypeAlias = tuple[Any, ...]
-"""Step, site, level and count; then sum and sum of squares, which may be on a device, extremes and counts."""
+"""Step, site, level and count; then sum and sum of squares, which may be on a device.
+
+Extremes and counts follow.
+"""
 
 
 class _OnItsWay(NamedTuple):
@@ -65,9 +69,8 @@ class Curves:
     ) -> None:
         """Add the sum of squares of `count` elements."""
         level = FULL if measured else LIGHT
-        self._rows.append(
-            (step, site, level, count, math.nan, squares, math.nan, math.nan, -1, -1, -1)
-        )
+        nan = math.nan
+        self._rows.append((step, site, level, count, nan, squares, nan, nan, -1, -1, -1))
 
     def is_due(self) -> bool:
         """Whether the collected numbers should be written now."""
@@ -82,23 +85,28 @@ class Curves:
         self._departed = [r for r in self._departed if r[0] != step]
 
     def depart(self, step: int) -> None:
-        """Have the numbers of the steps up to one copied to the host, as far as they are on devices."""
-        rows, self._rows = (
-            [r for r in self._rows if r[0] <= step],
-            [r for r in self._rows if r[0] > step],
-        )
+        """Have the numbers of the steps up to one copied to the host, if they are on devices."""
+        rows = [r for r in self._rows if r[0] <= step]
+        self._rows = [r for r in self._rows if r[0] > step]
         self._since = math.inf
         by_device: dict[torch.device, list[Tensor]] = {}
-        for number in (number for row in rows for number in row if isinstance(number, Tensor)):
-            by_device.setdefault(number.device, []).append(number)
+        for row in rows:
+            for part in row:
+                if isinstance(part, Tensor):
+                    by_device.setdefault(part.device, []).append(part)
+
         places: dict[int, _OnItsWay] = {}
         for numbers in by_device.values():
             copy = self._departures.add(torch.stack(numbers))
-            places |= {id(number): _OnItsWay(copy, i) for i, number in enumerate(numbers)}
-        self._departed += [tuple(places.get(id(part), part) for part in row) for row in rows]
+            for i, number in enumerate(numbers):
+                places[id(number)] = _OnItsWay(copy, i)
+        for row in rows:
+            self._departed.append(tuple(places.get(id(part), part) for part in row))
 
     def take(self, step: int, *, wait: bool = False) -> dict[str, Any] | None:
-        """Remove and return the numbers of the steps up to one, as columns of rows with a ``step``; None if empty.
+        """Remove and return the numbers of the steps up to one; None if there are none.
+
+        They are columns of rows with a ``step``.
 
         Args:
             step: The step.
@@ -106,28 +114,31 @@ class Curves:
                 stay here.
         """
         self.depart(step)
-        known = [r[0] <= step and (wait or _has_arrived(r)) for r in self._departed]
-        rows = [
-            (*r[:4], *_on_host(r[4:]))
-            for r, there in zip(self._departed, known, strict=True)
-            if there
-        ]
-        self._departed = [r for r, there in zip(self._departed, known, strict=True) if not there]
+        rows = []
+        waiting = []
+        for row in self._departed:
+            if row[0] <= step and (wait or _has_arrived(row)):
+                rows.append((*row[:4], *_on_host(row[4:])))
+            else:
+                waiting.append(row)
+        self._departed = waiting
         if not rows:
             return None
+
         steps, site, level, count, *rest = zip(*rows, strict=True)
-        columns: dict[str, Any] = dict(zip((*_FLOATS, *_COUNTS), map(np.array, rest), strict=True))
-        columns |= {
+        statistics = zip((*_FLOATS, *_COUNTS), map(np.array, rest), strict=True)
+        unknown = np.full(len(rows), -1, dtype=np.int32)
+        return {
+            **dict(statistics),
             "step": np.array(steps),
             "site": np.array(site, dtype=np.int32),
             "count": np.array(count),
+            "level": np.array(level, dtype=np.int8),
+            "calls": np.ones(len(rows), dtype=np.int32),
+            "sampled": unknown,
+            "saturated": unknown,
+            **dict.fromkeys(BINARY, [b""] * len(rows)),
         }
-        columns["level"], columns["calls"] = (
-            np.array(level, dtype=np.int8),
-            np.ones(len(rows), dtype=np.int32),
-        )
-        columns["sampled"] = columns["saturated"] = np.full(len(rows), -1, dtype=np.int32)
-        return columns | dict.fromkeys(BINARY, [b""] * len(rows))
 
 
 def _has_arrived(row: _Row) -> bool:
@@ -157,17 +168,23 @@ def _statistics_of(value: float) -> tuple[float, float, float, float, int, int, 
 
 
 def number_of(value: Tensor) -> Tensor | float | None:
-    """Return the mean of a tensor that backward began at, as a number; on a device, as a tensor there.
+    """Return the mean of a tensor that backward began at, as a number.
+
+    On a device it is a tensor there.
 
     Of a distributed tensor it is the mean of this rank's part; None if that is empty, or an addend
     of a sum to come.
     """
-    spread, value = spread_of(value), own_part(value.detach())
-    if spread is not None and not (value.numel() and (not spread.partial or _is_bad(value))):
-        return None
-    if not (value.is_floating_point() or value.is_complex()):
+    spread = spread_of(value)
+    value = own_part(value.detach())
+    if spread is not None:
+        is_addend = spread.partial and not _is_bad(value)
+        if is_addend or not value.numel():
+            return None
+    if value.is_complex():
+        value = value.abs()
+    elif not value.is_floating_point():
         return math.nan
-    value = value.abs() if value.is_complex() else value
     if value.numel() != 1:
         value = value.float().mean()
     if value.is_cpu:

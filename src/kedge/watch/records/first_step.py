@@ -1,4 +1,4 @@
-"""Recorded once for each root: the lines where the program calls its modules, and the tensors that they save."""
+"""Recorded once for each root: the lines that call its modules, and the tensors they save."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class SavedTensorList(Protocol):
         """Follow a root whose call is active."""
 
     def close(self, step: int) -> SavedEvent | None:
-        """Called when a step is over; returns the event for the recording, None as long as nothing was saved."""
+        """Called when a step is over; returns the event for the recording.
+
+        None as long as nothing was saved.
+        """
 
     def stop(self) -> None:
         """Remove every hook, during a backward as soon as it is over."""
@@ -116,7 +119,7 @@ class FirstStep:
         if subject.path not in self.sources:  # its first call
             self.sources[subject.path] = self._line_of(module)
         if self._by_module is not None:
-            self._by_module.begin(subject.path, calls.notes[-1][0].path if calls.notes else None)
+            self._by_module.begin(subject.path, _innermost(calls))
         self._seconds += perf_counter() - start
         return subject, module
 
@@ -139,7 +142,7 @@ class FirstStep:
         if self._by_module is None:
             return
         start = perf_counter()
-        self._by_module.end(calls.notes[-1][0].path if calls.notes else None)
+        self._by_module.end(_innermost(calls))
         if ended[0].is_root:
             self._modules[:] = self._by_module.account(output, ended[1])
         self._seconds += perf_counter() - start
@@ -152,15 +155,19 @@ class FirstStep:
         """
         if self._calls is not None:
             self._calls.close()
-        modules, self._by_module, self._calls = list(self._modules), None, None
+            self._calls = None
+        self._by_module = None
+        modules = tuple(self._modules)
         self._modules.clear()
         self._lines.clear()
-        if (event := self._close_step_account(step)) is not None:
+
+        event = self._close_step_account(step)
+        if event is not None:
             return [event]
         if not modules:
             return []
         total = sum(sums.bytes for sums in modules)
-        return [SavedEvent(step=step, bytes=total, modules=tuple(modules))]
+        return [SavedEvent(step=step, bytes=total, modules=modules)]
 
     def end(self) -> None:
         """Remove every hook at the end of the watch, also if nothing was saved."""
@@ -171,11 +178,21 @@ class FirstStep:
 
     def _close_step_account(self, step: int) -> SavedEvent | None:
         """Return the full list of the step that is over, if it was made; a run makes one."""
-        if (step_account := self.step_account) is None:
+        step_account = self.step_account
+        if step_account is None:
             return None
         event = self.shield(step_account.close, step)
         if self.shield.off or event is not None:
             step_account.stop()
-            self.step_account, self._step_account_seconds = None, step_account.seconds
+            self.step_account = None
+            self._step_account_seconds = step_account.seconds
             self._leaving = weakref.ref(step_account)
         return event
+
+
+def _innermost(calls: OpenCalls[tuple[Surveyed, nn.Module]]) -> str | None:
+    """Return the path of the module whose call is the innermost; None outside of all."""
+    if not calls.notes:
+        return None
+    surveyed, _ = calls.notes[-1]
+    return surveyed.path

@@ -32,7 +32,7 @@ from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.own_work import OwnWork, is_watched
 from kedge.watch.models.backwards import BackwardPasses
 from kedge.watch.models.parameters import ParameterSites
-from kedge.watch.records.producer import MOVES
+from kedge.watch.records.operation_numbers import MOVES
 
 _MOST = 4
 """Most ends in the graph of one loss: those of the earliest operations."""
@@ -54,32 +54,41 @@ class GradientChecks:
         self._hooks: dict[int, tuple[ParameterSites, LeafHook]] = {}
 
     def learn(self, losses: Iterable[Tensor], task: int) -> None:
-        """Choose the gradients to check, at the end of a backward pass from some losses, the pass of a number."""
-        first = [
-            p
-            for each in self.passes.places
-            if each.first and each.task == task and (p := each.param()) is not None
-        ]
-        leaves = [*leaves_at_ends(losses), *(param for param in first if _can_check(param.grad))]
-        places = [place for place in self.passes.places.among(leaves) if place.order is not None]
-        last = max(places, key=_order, default=None)
-        param = last.param() if last is not None else None
-        if last is None or param is None:
+        """Choose the gradients to check.
+
+        Called at the end of a backward pass from some losses, the pass of a number.
+        """
+        leaves = leaves_at_ends(losses)
+        watched = self.passes.places
+        for place in watched:
+            if place.first and place.task == task:
+                param = place.param()
+                if param is not None and _can_check(param.grad):
+                    leaves.append(param)
+        places = [place for place in watched.among(leaves) if place.order is not None]
+        if not places:
             return
+        last = max(places, key=_order)
+        param = last.param()
+        if param is None:
+            return
+
         old = self._hooks.pop(last.id, None)
         if old is not None:
             old[1].remove(param)
         self._hooks = {key: known for key, known in self._hooks.items() if known[1].is_in_table}
         check = self._check_of(last, places)
-        self._hooks[last.id] = last, LeafHook(param, check, accumulated=True, find=last.param)
+        hook = LeafHook(param, check, accumulated=True, find=last.param)
+        self._hooks[last.id] = (last, hook)
 
     def _check_of(
         self, last: ParameterSites, places: Iterable[ParameterSites]
     ) -> Callable[[Tensor], None]:
-        others: list[Callable[[], Any]] = list(
-            {p.id: p.param for p in places if p is not last}.values()
-        )
-        passes, skipped, nonfinite = self.passes, self.passes.skipped, native.known_nonfinite
+        finders: dict[int, Callable[[], Any]] = {p.id: p.param for p in places if p is not last}
+        others = list(finders.values())
+        passes = self.passes
+        skipped = passes.skipped
+        nonfinite = native.known_nonfinite
         was_bad = 0
 
         def check(param: Tensor) -> None:
@@ -109,7 +118,10 @@ class GradientChecks:
 
 
 def leaves_at_ends(losses: Iterable[Tensor]) -> list[Tensor]:
-    """Return a few leaves in whose gradients shows what a backward pass made; see Note [Ends of gradients]."""
+    """Return a few leaves whose gradients show what a backward pass made.
+
+    See Note [Ends of gradients].
+    """
     roots = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
     if len(list(islice(behind(roots), _MOST_NODES))) == _MOST_NODES:
         return []
@@ -122,11 +134,14 @@ def leaves_at_ends(losses: Iterable[Tensor]) -> list[Tensor]:
             followed.add(node)
         elif is_leaf(node):
             leaf: Tensor = node.variable  # type: ignore[attr-defined]
-            reached[node] = [leaf] if _can_check(leaf.grad) else []
+            reached[node] = []
+            if _can_check(leaf.grad):
+                reached[node].append(leaf)
         else:
-            reached[node] = [leaf for each in before for leaf in reached[each]]
-            if reached[node] and plain_name(node.name()) not in _MOVES:
-                ends.append((sequence_number(node), min(reached[node], key=Tensor.numel)))
+            leaves = [leaf for each in before for leaf in reached[each]]
+            reached[node] = leaves
+            if leaves and plain_name(node.name()) not in _MOVES:
+                ends.append((sequence_number(node), min(leaves, key=Tensor.numel)))
                 followed.add(node)
     ends.sort(key=lambda end: end[0])
     return list({id(leaf): leaf for _, leaf in ends}.values())[:_MOST]
@@ -134,10 +149,9 @@ def leaves_at_ends(losses: Iterable[Tensor]) -> list[Tensor]:
 
 def _can_check(grad: Tensor | None) -> bool:
     """Whether a gradient can be checked quickly, without waiting for a device."""
-    plain = (
-        grad is not None and type(grad) is Tensor and grad.is_cpu and grad.layout is torch.strided
-    )
-    return plain and grad is not None and 0 < grad.numel() <= _LARGEST
+    if type(grad) is not Tensor or not grad.is_cpu or grad.layout is not torch.strided:
+        return False
+    return 0 < grad.numel() <= _LARGEST
 
 
 def _order(place: ParameterSites) -> int:

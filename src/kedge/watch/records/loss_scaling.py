@@ -37,10 +37,15 @@ class LossScaling:
         return self._scaler is not None
 
     def scale(self, began: BackwardStart) -> Tensor | None:
-        """Return the scale of the losses that a backward pass began at; None if no scaler has scaled them."""
+        """Return the scale of the losses that a backward pass began at.
+
+        None if no scaler has scaled them.
+        """
         if not began.tensors or not all(map(_ends_in_a_constant_factor, began.tensors)):
             return None
-        scaler = self._scaler() if self._scaler is not None else None
+        scaler = None
+        if self._scaler is not None:
+            scaler = self._scaler()
         if scaler is None:
             scaler = next(_scalers_in(began.frame), None)
             if scaler is None:

@@ -1,4 +1,4 @@
-"""The losses of a program: the tensors that each backward pass began at, by the line of the program that called it."""
+"""The losses of a program: what each backward pass began at, by the line that called it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from kedge.actions.measure.meter import Meter
+from kedge.frames import SourceLine
 from kedge.json_input.classes import as_json
 from kedge.sites.site import Site
 from kedge.store.events import (
@@ -27,7 +28,8 @@ from kedge.watch.models.backward_start import BackwardStart, operation_of, progr
 from kedge.watch.records.curves import Curves, number_of
 from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.loss_scaling import LossScaling, unscaled
-from kedge.watch.records.producer import ProducerLines, find_behind_gradients, find_producer
+from kedge.watch.records.operation_lines import ProducerLines
+from kedge.watch.records.producer import find_behind_gradients, find_producer
 
 _MOST_LINES = 16
 """Most lines that call backward and are kept apart."""
@@ -54,10 +56,13 @@ class Losses:
     """
 
     def __init__(self, meter: Meter, curves: Curves, checks: GradientChecks) -> None:
-        self.meter, self.curves, self.checks = meter, curves, checks
+        self.meter = meter
+        self.curves = curves
+        self.checks = checks
         self.bad = False
         self.described: dict[str, Mapping[str, Any]] = {}
-        self.lines, self._scaling = ProducerLines(), LossScaling()
+        self.lines = ProducerLines()
+        self._scaling = LossScaling()
         self._paths: dict[Any, str] = {}
         self._seats: dict[str, int] = {}
         self._makers: dict[str, tuple[str | None, Any]] = {}
@@ -70,35 +75,27 @@ class Losses:
         notes: list[RunEvent] = []
         if not began.tensors or not all(map(modes.has_data, began.tensors)):
             return notes
-        path, new = self._path(began)
+        path = self._path(began)
         first = began.tensors[0]
         scale = self._scaling.scale(began)
-        if new:
+        if path not in self.described:
             _, operation = operation_of(first)
-            source = None if began.frame is None else source_of(began.frame)
-            self.described[path] = {"operation": operation, "source": as_json(source)}
-            chain = list(chain_of(first.grad_fn))
-            softmax = next((node for node in chain if "Softmax" in node.name()), None)
-            dim = None if softmax is None else dimension_of(softmax)
-            graph = LossGraphEvent(
-                step=step,
-                site=path,
-                nodes=tuple(node.name() for node in chain),
-                dim=dim,
-                unscaled=scale is not None,
-            )
-            notes.append(graph)
+            self.described[path] = {"operation": operation, "source": as_json(_source(began))}
+            notes.append(_graph_of(first, path, step, unscaled=scale is not None))
         notes += self._changed_maker(began, path, step)
+
         seat = self.meter.sites.seat(Site(path, "loss"), first)
         self._seats[path] = seat.id
         bad = False
         for tensor in began.tensors:
             number = number_of(tensor)
-            if number is not None and scale is not None:
+            if number is None:
+                continue
+            if scale is not None:
                 number = unscaled(number, scale)
-            bad |= number is not None and self.curves.add_value(
-                step, seat.id, number, measured=measured
-            )
+            bad |= self.curves.add_value(step, seat.id, number, measured=measured)
+        self.bad |= bad
+
         if measured:
             self.lines.learn(began.tensors)
         if bad and self._searches > 0:
@@ -107,7 +104,6 @@ class Losses:
             if found is not None and found not in self._found:
                 self._found.append(found)
                 notes.append(replace(found, step=step, loss=path))
-        self.bad |= bad
         return notes
 
     def skipped(self, loss: Tensor, number: Any, frame: FrameType, step: int) -> list[RunEvent]:
@@ -134,15 +130,19 @@ class Losses:
     def gradients_are_bad(
         self, began: BackwardStart, step: int, *, measured: bool
     ) -> list[RunEvent]:
-        """Note that gradients of a finite loss are not, with the operation that made them so; returns the events.
+        """Note that gradients of a finite loss are not, and the operation that made them so.
 
         A measured step has the gradients of all modules, which say more than a mere suspicion.
+
+        Returns:
+            The events.
         """
         if self.bad or not began.tensors:
             return []
-        loss, known = self._path(began)[0], all(tensor.is_cpu for tensor in began.tensors)
+        loss = self._path(began)
+        is_known = all(tensor.is_cpu for tensor in began.tensors)
         notes: list[RunEvent] = []
-        if known and not measured:
+        if is_known and not measured:
             notes.append(BadBackwardEvent(step=step, loss=loss))
         if self._searches <= 0:
             return notes
@@ -154,13 +154,16 @@ class Losses:
         return [*notes, replace(found, step=step, loss=loss)]
 
     def _changed_maker(self, began: BackwardStart, path: str, step: int) -> list[RunEvent]:
-        """Return the event that a loss is made by another operation, or on another line, than in the last backward.
+        """Return the event that a loss is made otherwise than in the last backward.
 
-        Its site describes the first backward alone. What makes a loss bad is often an operation of
-        that step only.
+        That is by another operation, or on another line. Its site describes the first backward
+        alone. What makes a loss bad is often an operation of that step only.
         """
-        first = began.tensors[0]
-        made = (None if first.grad_fn is None else first.grad_fn.name(), began.where)
+        node = None
+        maker = began.tensors[0].grad_fn
+        if maker is not None:
+            node = maker.name()
+        made = (node, began.where)
         known = self._makers.setdefault(path, made)
         if known == made or self._changes > _MOST_CHANGES:
             return []
@@ -168,17 +171,35 @@ class Losses:
         self._changes += 1
         if self._changes > _MOST_CHANGES:
             return [LossOperationEvent(step=step)]
-        source = None if began.frame is None else source_of(began.frame)
-        return [LossOperationEvent(step=step, loss=path, node=made[0], source=source)]
+        return [LossOperationEvent(step=step, loss=path, node=node, source=_source(began))]
 
-    def _path(self, began: BackwardStart) -> tuple[str, bool]:
+    def _path(self, began: BackwardStart) -> str:
         known = self._paths.get(began.where)
         if known is not None:
-            return known, False
+            return known
         number = min(len(self._paths) + 1, _MOST_LINES)
         path = "loss" if number == 1 else f"loss_{number}"
         self._paths[began.where] = path
-        return path, path not in self.described
+        return path
+
+
+def _source(began: BackwardStart) -> SourceLine | None:
+    """Return the line of the program that called backward."""
+    if began.frame is None:
+        return None
+    return source_of(began.frame)
+
+
+def _graph_of(loss: Tensor, path: str, step: int, *, unscaled: bool) -> LossGraphEvent:
+    """Return the event that describes the graph of a loss, once for each path."""
+    chain = list(chain_of(loss.grad_fn))
+    dim = None
+    for node in chain:
+        if "Softmax" in node.name():
+            dim = dimension_of(node)
+            break
+    names = tuple(node.name() for node in chain)
+    return LossGraphEvent(step=step, site=path, nodes=names, dim=dim, unscaled=unscaled)
 
 
 def chain_of(node: Node | None) -> Iterator[Node]:
@@ -187,4 +208,5 @@ def chain_of(node: Node | None) -> Iterator[Node]:
         if node is None:
             return
         yield node
-        node = next((behind for behind, _ in node.next_functions if behind is not None), None)
+        behind = (before for before, _ in node.next_functions if before is not None)
+        node = next(behind, None)

@@ -61,13 +61,20 @@ class HeldParameters:
         return {i: grad for i, grad in found if grad is not None and not grad.is_sparse}
 
     def seats(self, meter: Meter, kind: str, values: Mapping[int, Tensor]) -> list[Any]:
-        """Return the meter's entries for the sites of values, keyed by the number of their parameter; cached."""
+        """Return the meter's entries for the sites of values, keyed by their parameter's number.
+
+        They are cached.
+        """
         known = self._seats.setdefault(kind, {})
-        new = values.keys() - known.keys() if len(known) < len(self.params) else ()
-        wide = widest_mesh(self.params) if new else None
-        for i in sorted(new):
-            known[i] = meter.sites.seat(replace(self.sites[i], kind=kind), values[i].detach())
-            known[i].spread = spread_of(values[i], wide)
+        new: list[int] = []
+        if len(known) < len(self.params):
+            new = sorted(values.keys() - known.keys())
+        if new:
+            wide = widest_mesh(self.params)
+            for i in new:
+                site = replace(self.sites[i], kind=kind)
+                known[i] = meter.sites.seat(site, values[i].detach())
+                known[i].spread = spread_of(values[i], wide)
         return [known[i] for i in values]
 
 
@@ -92,7 +99,10 @@ class Updates:
         step: Callable[[], int],
         place: Callable[[nn.Parameter], ParameterSites | None],
     ) -> None:
-        self.meter, self.curves, self.step, self.place = meter, curves, step, place
+        self.meter = meter
+        self.curves = curves
+        self.step = step
+        self.place = place
         self.bad = False
         self._held: ByIdentity[Optimizer, list[HeldParameters]] = ByIdentity()
         self._passed: set[int] = set()
@@ -103,30 +113,37 @@ class Updates:
         self._measured = True
 
     def learn(self, optimizer: Optimizer) -> list[HeldParameters]:
-        """Return the watched parameters of an optimizer, by root; gradients measured in this step are kept."""
+        """Return the watched parameters of an optimizer, by root.
+
+        Gradients measured in this step are kept.
+        """
         by_root: dict[int, HeldParameters] = {}
         before = {each.root.index: each for each in self._held.get(optimizer, ())}
         for param in params_of(optimizer):
             placed = self.place(param)
-            numbers = (param.is_floating_point() or param.is_complex()) and param.itemsize > 1
-            if placed is not None and numbers and modes.has_data(param):
-                root = placed.root
-                if root.index not in by_root:
-                    held = by_root[root.index] = HeldParameters(
-                        root, Site(root.label(""), "grad.norm")
-                    )
-                    if root.index in before:
-                        held.squares, held.elements = (
-                            before[root.index].squares,
-                            before[root.index].elements,
-                        )
-                by_root[root.index].add(param, placed.site)
+            is_number = param.is_floating_point() or param.is_complex()
+            if not is_number or param.itemsize == 1:
+                continue
+            if placed is None or not modes.has_data(param):
+                continue
+
+            root = placed.root
+            held = by_root.get(root.index)
+            if held is None:
+                held = HeldParameters(root, Site(root.label(""), "grad.norm"))
+                by_root[root.index] = held
+                old = before.get(root.index)
+                if old is not None:
+                    held.squares = old.squares
+                    held.elements = old.elements
+            held.add(param, placed.site)
         found = self._held[optimizer] = list(by_root.values())
         return found
 
     def begin(self, *, measured: bool) -> None:
         """Begin a measured or guarded step."""
-        self.bad, self._measured = False, measured
+        self.bad = False
+        self._measured = measured
         self.forget_step()
 
     def forget_step(self) -> None:
@@ -137,17 +154,20 @@ class Updates:
         self.late.clear()
 
     def backward_ended(self, optimizers: Iterable[Optimizer]) -> None:
-        """Measure the gradients of optimizers before their update; see Note [When gradients are measured]."""
+        """Measure gradients before the update; see Note [When gradients are measured]."""
         for optimizer in optimizers:
             if id(optimizer) not in self._stepped or id(optimizer) in self._inside:
                 self._gradients(optimizer)
 
     def was_reached(self, optimizer: Optimizer) -> bool:
-        """Whether a backward pass has reached an optimizer since its last update in this step of the run."""
+        """Whether a backward pass has reached an optimizer since its last update in this step."""
         return id(optimizer) in self._passed
 
     def before(self, optimizer: Optimizer, *, closure: bool = False) -> None:
-        """Measure gradients and parameters before an optimizer changes them; a closure may yet add to the former."""
+        """Measure gradients and parameters before an optimizer changes them.
+
+        A closure may yet add to the former.
+        """
         held = self._held.get(optimizer, ())
         if id(optimizer) in self._passed:
             if self._measured and not self.bad:
@@ -186,26 +206,32 @@ class Updates:
         self._held.clear()
 
     def _recheck_norms(self, held: Iterable[HeldParameters]) -> None:
-        """Compute the norms again, in case the program wrote non-finite values after the backward pass."""
-        for each in (each for each in held if each.elements):
+        """Compute the norms again, as the program may have written bad values after the pass."""
+        for each in held:
+            if not each.elements:
+                continue
             grads = list(each.graded().values())
-            if all(own_part(grad).is_cpu for grad in grads):  # of others it would not be known
-                _, squares, bad = norm_of(grads)
-                if bad:
-                    each.squares, self.bad = squares, True
+            if not all(own_part(grad).is_cpu for grad in grads):
+                continue  # it would not be known
+            _, squares, bad = norm_of(grads)
+            if bad:
+                each.squares = squares
+                self.bad = True
 
     def _add_norms(self, held: Iterable[HeldParameters]) -> None:
         for each in held:
-            if each.elements:
-                seat = self.meter.sites.total_seat(each.total, each.elements, each.root.averaged)
+            count = each.elements
+            if count:
+                seat = self.meter.sites.total_seat(each.total, count, each.root.averaged)
                 self.curves.add_norm(
-                    self.step(), seat.id, each.elements, each.squares, measured=self._measured
+                    self.step(), seat.id, count, each.squares, measured=self._measured
                 )
                 each.elements = 0
 
     def _gradients(self, optimizer: Optimizer) -> None:
         held = self._held.get(optimizer)
-        held = self.learn(optimizer) if held is None else held
+        if held is None:
+            held = self.learn(optimizer)
         again = id(optimizer) in self._passed
         self._passed.add(id(optimizer))
         for each in held:
@@ -221,22 +247,30 @@ class Updates:
 
     def _observe(self, held: HeldParameters, kind: str, values: Mapping[int, Tensor]) -> None:
         meter = self.meter
-        level, meter.level = meter.level, FULL if self._measured else LIGHT
+        level = meter.level
+        meter.level = FULL if self._measured else LIGHT
         try:
-            meter.observe_all(held.seats(meter, kind, values), list(values.values()), self.step())
+            seats = held.seats(meter, kind, values)
+            meter.observe_all(seats, list(values.values()), self.step())
         finally:
             meter.level = level
 
 
 def norm_of(gradients: list[Tensor]) -> tuple[int, Tensor | float, bool]:
-    """Return how many elements of gradients this rank counts, the sum of their squares, and whether any is known to be bad.
+    """Return the number of elements of gradients, the sum of their squares, and if any is bad.
 
-    The counts and sums of all ranks add up to those of the model; see Note [Spread values] in
+    Elements are those that this rank counts, and bad ones those that are known to be. The counts
+    and sums of all ranks add up to those of the model; see Note [Spread values] in
     `kedge.sites.spread`.
     """
     counted, others = counted_once(gradients)
-    squares, bad = squares_of(counted) if counted else (0.0, False)
-    return sum(g.numel() for g in counted), squares, bad or bool(others and squares_of(others)[1])
+    squares: Tensor | float = 0.0
+    bad = False
+    if counted:
+        squares, bad = squares_of(counted)
+    if others and not bad:
+        _, bad = squares_of(others)
+    return sum(g.numel() for g in counted), squares, bad
 
 
 def squares_of(values: list[Tensor]) -> tuple[Tensor | float, bool]:
@@ -266,41 +300,48 @@ class Samples:
     def __init__(self, params: list[nn.Parameter]) -> None:
         self.params = params
         wide = any(param.itemsize > 4 for param in params)
-        self.numbers = np.empty(_SAMPLE * len(params), dtype=np.float64 if wide else np.float32)
+        dtype = np.float64 if wide else np.float32
+        self.numbers = np.empty(_SAMPLE * len(params), dtype=dtype)
         self.counts = native.draw_many(self.numbers, params, _SAMPLE)
         self.tensors: list[Tensor] = []
         if not all(self.counts):
             self.tensors = [sample(param).clone() for param in params]
 
     def changes(self) -> tuple[Sequence[int], Sequence[float | Tensor]]:
-        """Return for each parameter how many elements were compared, and the sum of squares of their changes.
+        """Return how many elements of each parameter were compared, and the sum of squared changes.
 
         The sum of a parameter on a device stays there, since reading it would wait.
         """
         if native.squared_changes is not None and not self.tensors:
             return native.squared_changes(self.numbers, self.params, self.counts, _SAMPLE)
-        changes = [
-            (sample(p) - was).abs() for p, was in zip(self.params, self.tensors, strict=True)
-        ]
+        pairs = zip(self.params, self.tensors, strict=True)
+        changes = [(sample(param) - old).abs() for param, old in pairs]
         return [c.numel() for c in changes], _sums_of_squares(changes)
 
 
 def _sums_of_squares(changes: list[Tensor]) -> list[float | Tensor]:
-    sums: list[float | Tensor] = [
-        float(c.double().square().sum()) if c.is_cpu else 0.0 for c in changes
-    ]
-    for device in {c.device for c in changes if not c.is_cpu}:
-        there = [i for i, c in enumerate(changes) if c.device == device]
-        for i, total in zip(there, _on_device([changes[i].float() for i in there]), strict=True):
+    sums: list[float | Tensor] = [0.0] * len(changes)
+    on_devices: dict[torch.device, dict[int, Tensor]] = {}
+    for i, change in enumerate(changes):
+        if change.is_cpu:
+            sums[i] = float(change.double().square().sum())
+        else:
+            on_devices.setdefault(change.device, {})[i] = change.float()
+    for there in on_devices.values():
+        for i, total in zip(there, _on_device(list(there.values())), strict=True):
             sums[i] = total
     return sums
 
 
 def _on_device(changes: list[Tensor]) -> tuple[Tensor, ...]:
-    """Return the sums in float32, since not every device has float64; a finite one too large for it becomes its largest."""
+    """Return the sums in float32, since not every device has float64.
+
+    A finite one too large for it becomes its largest.
+    """
     squares = torch.stack([c.square().sum() for c in changes])
     largest = torch.stack([c.amax() if c.numel() else c.sum() for c in changes])
-    return torch.where(largest < math.inf, squares.clamp(max=_LARGEST), squares).unbind()
+    capped = squares.clamp(max=_LARGEST)
+    return torch.where(largest < math.inf, capped, squares).unbind()
 
 
 def sample(param: Tensor) -> Tensor:

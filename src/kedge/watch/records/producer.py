@@ -1,4 +1,4 @@
-"""Finds the operation that made a non-finite loss, from its autograd graph while that still exists.
+"""Finds the operation that made a non-finite loss, from its graph while that exists.
 
 # Note [Reading the graph]
 When the first gradient arrives, the nodes between the loss and that parameter have run and freed
@@ -20,247 +20,57 @@ hides that from the loss: then no slope made it, but an operation before that la
 slope did, of an operation that leads to all gradients that are not finite, and to none that is
 finite unless something on the way may have stopped it. Without one of which all this is so, no
 operation is named, and none is called probable that only might be.
-
-# Note [The line of an operation]
-Autograd can record the Python stack at which each node is made, as its anomaly mode does, which is
-slow. So it is switched on for one step near the beginning, and the line of each place in the graph
-is kept. A later graph of the same shape has the same lines. It is switched off again as soon as a
-shape comes back in that step, as with an optimizer that calls its closure many times, or if a graph
-is large. A model of thousands of modules goes without: its stacks alone would take seconds.
 """
 
 from __future__ import annotations
 
-import math
-import re
-import traceback
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from time import perf_counter
+from types import FrameType
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from kedge.frames import SourceLine, is_between, is_installed
-from kedge.hooks.placing.own_warnings import ANOMALY_WARNINGS, ignore_warnings, show_warnings
-from kedge.short_text import counted
+from kedge.frames import SourceLine, is_between
 from kedge.sites.leaves import has_memory, own_part
 from kedge.sites.operation_names import plain_name
 from kedge.store.events import PossibleProducer, ProducerEvent
 from kedge.torch_internals.autograd_nodes import (
     behind,
     by_need,
-    first_shape,
     in_order,
     is_leaf,
-    number_in,
     saved_by,
 )
-from kedge.torch_internals.source_lines import place_of
 from kedge.watch.models.backward_start import BackwardStart
-
-_MOST_NODES = 20_000
-_MANY_NODES = 2_000
-"""Nodes behind a loss after which the rest of the step goes without stacks."""
-_MOST_MODULES = 2_000
-"""Most modules of a model whose operations get lines: the stack of an operation takes some 50 µs."""
-_TRIES = 3
-_FRAME = re.compile(
-    r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>[^\n]*)\n\s*(?P<text>[^\n]*)'
+from kedge.watch.records.operation_lines import ProducerLines, nodes_of
+from kedge.watch.records.operation_numbers import (
+    CARRIES,
+    FINITE_OF_FINITE,
+    LARGE,
+    LAYERS,
+    MOVES,
+    SHOWS,
+    STEEP,
+    danger_in,
+    is_finite,
+    is_gentle,
+    is_or_are,
+    largest_magnitude,
+    only_overflows,
+    operand,
+    shown_by_infinities,
 )
+
 _RESULTS = ("result", "output")
 _OPERANDS = ("self", "other")
 _PLACES = {"self": 0, "other": 1, "mat2": 1, "input": 0, "vec": 1}
 """The place of a saved input among the operands of its operation."""
 _PLACES_OF_ADDMM = {"mat1": 1, "mat2": 2}
-_SUMS_OF_PRODUCTS = (
-    "abs", "add", "addbmm", "addmm", "addmv", "baddbmm", "bmm", "convolution", "cumsum", "dot", "linear", "mean",
-    "mkldnn_convolution", "mm", "mul", "mv", "neg", "rsub", "sub", "sum",
-)  # fmt: skip
-_LARGE = 1e4
-"""The magnitude beyond which sums and products of a few factors are suspected, too."""
-_MEANS = (
-    "mean",
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "binary_cross_entropy",
-    "kl_div",
-)
 _MOST_AMONG = 8
 """Most operations that are listed as possible."""
-_STEEP = (
-    "sqrt",
-    "pow",
-    "acos",
-    "asin",
-    "atanh",
-    "log",
-    "div",
-    "reciprocal",
-    "rsqrt",
-    "linalg_eigh",
-    "linalg_svd",
-)
-"""Operations whose slope can be infinite where the loss is finite; that of a norm or a deviation is 0 at 0."""
-MOVES = (
-    "t",
-    "transpose",
-    "permute",
-    "view",
-    "unsafe_view",
-    "reshape_alias",
-    "expand",
-    "squeeze",
-    "unsqueeze",
-    "to_copy",
-)
-
-_FINITE_OF_FINITE = (
-    *MOVES,
-    "alias",
-    "cat",
-    "clamp",
-    "clamp_max",
-    "clamp_min",
-    "clone",
-    "detach",
-    "elu",
-    "embedding",
-    "gather",
-    "gelu",
-    "hardtanh",
-    "index",
-    "index_select",
-    "leaky_relu",
-    "relu",
-    "select",
-    "sigmoid",
-    "silu",
-    "slice",
-    "softplus",
-    "split",
-    "stack",
-    "tanh",
-    "unbind",
-    "where",
-)
-"""Operations whose result is finite for all finite inputs: they move, choose or bound numbers."""
-
-_CARRIES = (*MOVES, *_SUMS_OF_PRODUCTS, "alias", "clone", "native_layer_norm")
-"""Operations that hide no value that is not finite, neither in the forward nor in the backward."""
-
-_SHOWS = (*_CARRIES, "cat", "div", "stack")
-"""Operations that hide none in the forward; an infinite divisor is hidden."""
-
-_INFINITE_OF_FINITE = {
-    "log": (-math.inf, "zero"),
-    "log10": (-math.inf, "zero"),
-    "log1p": (-math.inf, "-1"),
-    "log2": (-math.inf, "zero"),
-    "reciprocal": (math.inf, "zero and the numbers next to it"),
-    "rsqrt": (math.inf, "zero"),
-}
-"""The infinity that an operation makes of finite numbers alone, and of which."""
-
-_LAYERS = {
-    "addmm": (1, 2, 0),
-    "convolution": (0, 1, 2),
-    "linear": (0, 1, 2),
-    "native_batch_norm": (0, 1, 2),
-    "native_group_norm": (0, 1, 2),
-    "native_layer_norm": (0, 1, 2),
-}
-"""The places of the input, the weight and the bias among the operands of an operation."""
-
-
-class ProducerLines:
-    """The program's line of each operation behind a loss; see Note [The line of an operation].
-
-    Attributes:
-        wanted: Whether they are to be recorded in the next measured step.
-        seconds: About how many seconds autograd took to record the stacks, which no block of ours
-            can time.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], list[SourceLine | None]] = {}
-        self._asked, self._tries = False, 0
-        self.wanted = True
-        self.seconds = 0.0
-
-    def begin(self, modules: int) -> None:
-        """Make autograd record the stack of each operation, until `end` is called; not for models of too many modules."""
-        if self.wanted and modules <= _MOST_MODULES and not torch.is_anomaly_enabled():
-            self._tries += 1
-            self.wanted = self._tries < _TRIES  # it is slow, and some programs never show a loss
-            torch.set_anomaly_enabled(True, check_nan=False)
-            ignore_warnings(ANOMALY_WARNINGS)
-            self._asked = True
-
-    def end(self) -> None:
-        """Make autograd stop recording stacks."""
-        if self._asked:
-            torch.set_anomaly_enabled(False)
-            show_warnings(ANOMALY_WARNINGS)
-            self._asked = False
-
-    def learn(self, losses: Sequence[Tensor]) -> None:
-        """Keep the line of each node behind some losses, if autograd has recorded them."""
-        if not self._asked:
-            return
-        self.wanted = False
-        nodes = nodes_of(losses)
-        own = [node for node in nodes if not is_leaf(node)]
-        self.seconds += len(own) * _seconds_of_a_stack()
-        shape = shape_of(nodes)
-        if shape in self._known or len(own) > _MANY_NODES:
-            self.end()  # the step goes on with the same operations, or it would take too long
-        noted: Any = [node.metadata for node in own]
-        lines = [line_in(metadata.get("traceback_")) for metadata in noted]
-        if any(lines):
-            self._known[shape] = lines
-
-    def of(self, nodes: Sequence[Node]) -> list[SourceLine | None]:
-        """Return the line of each node; None if it is unknown."""
-        return self._known.get(shape_of(nodes)) or [None] * len(nodes)
-
-
-def _seconds_of_a_stack() -> float:
-    """Return the time that it takes to format a stack here, as autograd does for each operation."""
-    rounds = []
-    for _ in range(5):  # the first one may read the files of the lines
-        start = perf_counter()
-        traceback.format_list(traceback.extract_stack())
-        rounds.append(perf_counter() - start)
-    return min(rounds)
-
-
-def nodes_of(losses: Iterable[Tensor]) -> list[Node]:
-    """Return every node behind some tensors, in the order of the forward."""
-    found = list(behind(t.grad_fn for t in losses))[:_MOST_NODES]
-    return in_order(found)
-
-
-def shape_of(nodes: Sequence[Node]) -> tuple[str, ...]:
-    """Return the names of the operations: two graphs of the same operations have the same."""
-    return tuple(node.name() for node in nodes if not is_leaf(node))
-
-
-def line_in(stack: Sequence[str] | None) -> SourceLine | None:
-    """Return the program's own innermost line in a stack that autograd recorded, else an installed library's."""
-    for installed in (False, True):
-        for entry in reversed(stack or ()):
-            match = _FRAME.match(entry)
-            if match is None or is_between(match["file"]):
-                continue
-            if installed or not is_installed(match["file"]):
-                text = match["text"].strip() or None
-                return SourceLine(place_of(match["file"]), int(match["line"]), match["name"], text)
-    return None
 
 
 def find_producer(began: BackwardStart, lines: ProducerLines) -> ProducerEvent | None:
@@ -269,53 +79,63 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> ProducerEvent |
     Returns:
         The event, whose step and loss the caller knows; None if no operation is found.
     """
-    nodes = nodes_of(began.tensors)
-    leaves = [own_part(cast("Any", node).variable.detach()) for node in nodes if is_leaf(node)]
-    if any(has_memory(leaf) and not _is_finite(leaf) for leaf in leaves):
-        return None  # the parameters are non-finite already: an earlier step made the first value
-    nodes = [node for node in nodes if not is_leaf(node)]
+    every = nodes_of(began.tensors)
+    params = [cast("Any", node).variable for node in every if is_leaf(node)]
+    leaves = [own_part(param.detach()) for param in params]
+    if any(has_memory(leaf) and not is_finite(leaf) for leaf in leaves):
+        # The parameters are non-finite already: an earlier step made the first value.
+        return None
+
+    nodes = [node for node in every if not is_leaf(node)]
     where = dict(zip(nodes, lines.of(nodes), strict=True))
     known = _KnownValues(nodes, _values_in(began))
     computed = False
     candidates = []
     for node in nodes:
         inputs = known.inputs(node)
-        spoiled = [name for name, value in inputs.items() if not _is_finite(value)]
-        from_outside = [name for name in spoiled if not computed or _has_no_maker(node, name)]
-        if from_outside and node not in known.sound:
-            return _entered(node, where[node], inputs[from_outside[0]])
+        spoiled = [name for name, value in inputs.items() if not is_finite(value)]
+        outside = [name for name in spoiled if not computed or _has_no_maker(node, name)]
+        if outside and node not in known.sound:
+            return _entered(node, where[node], inputs[outside[0]])
+
         name = plain_name(node.name())
         computed |= name not in MOVES
-        if spoiled or node in known.sound or node in known.spoiled or name in _FINITE_OF_FINITE:
+        explained = node in known.sound or node in known.spoiled
+        if spoiled or explained or name in FINITE_OF_FINITE:
             continue
-        danger = _danger(node, inputs)
+
+        danger = danger_in(node, inputs)
         if danger is not None:
             return _found(node, where[node], danger, certain=True)
         if node in known.bad and known.has_all_inputs(node):
             detail = "its inputs are finite and its result is not"
             return _found(node, where[node], detail, certain=True)
-        shown = _shown_by_infinities(node, known.result(node))
+        shown = shown_by_infinities(node, known.result(node))
         if shown is not None:
             return _found(node, where[node], shown, certain=True)
         candidates.append(node)
-    # Sums and products make such a value only of numbers that are far too large; then the run had
-    # diverged before.
-    suspects = [node for node in candidates if not _only_overflows(node, known.inputs(node))]
+
+    # Sums and products make such a value only of numbers that are far too large; then the run
+    # had diverged before.
+    suspects = [n for n in candidates if not only_overflows(n, known.inputs(n))]
     if not suspects:
         return None
-    if max(map(_largest, (*leaves, *known.values())), default=0.0) > _LARGE:
+    if max(map(largest_magnitude, (*leaves, *known.values())), default=0.0) > LARGE:
         suspects = candidates
-    first = suspects[0]
     if len(suspects) == 1:
-        detail = "of the operations between finite values and the loss it is the only one that can make it of usual numbers"
-        return _found(first, where[first], detail, certain=False)
-    among = [_place(node, where[node]) for node in suspects]
-    found = _found(first, where[first], "", certain=False)
-    return replace(found, among=tuple(among[-_MOST_AMONG:]), of=len(among))
+        only = suspects[0]
+        detail = (
+            "of the operations between finite values and the loss it is the only one that "
+            "can make it of usual numbers"
+        )
+        return _found(only, where[only], detail, certain=False)
+    return _one_of(suspects, where, "forward", "")
 
 
 class _KnownValues:
-    """What is known of the values in the graph of a loss: variables of the program, and what nodes still hold.
+    """What is known of the values in the graph of a loss.
+
+    It comes from variables of the program, and from what nodes still hold.
 
     Attributes:
         bad: The nodes whose result is known and is not finite.
@@ -325,9 +145,7 @@ class _KnownValues:
     """
 
     def __init__(self, nodes: Sequence[Node], variables: Mapping[Node, Tensor]) -> None:
-        self._results: dict[Node, list[Tensor]] = {
-            node: [value] for node, value in variables.items()
-        }
+        self._results = {node: [value] for node, value in variables.items()}
         self._inputs: dict[Node, dict[str, Tensor]] = {}
         for node in nodes:
             inputs = self._inputs[node] = {}
@@ -339,9 +157,10 @@ class _KnownValues:
                     before = _maker(node, name)
                     if before is not None:
                         self._results.setdefault(before, []).append(value)
-        finite = {node: all(map(_is_finite, values)) for node, values in self._results.items()}
-        self.bad = {node for node, is_finite in finite.items() if not is_finite}
-        self.sound = set(behind(node for node, is_finite in finite.items() if is_finite)) - self.bad
+
+        finite = {n for n, values in self._results.items() if all(map(is_finite, values))}
+        self.bad = self._results.keys() - finite
+        self.sound = set(behind(finite)) - self.bad
         self.spoiled: set[Node] = set()
         for node in nodes:
             taken = {before for before, _ in node.next_functions if before is not None}
@@ -350,8 +169,9 @@ class _KnownValues:
 
     def result(self, node: Node) -> Tensor | None:
         """Return the result of an operation, as far as it is known."""
-        results = self._results.get(node)
-        return results[0] if results else None
+        if node not in self._results:
+            return None
+        return self._results[node][0]
 
     def values(self) -> Iterator[Tensor]:
         """Yield the known results."""
@@ -367,67 +187,33 @@ class _KnownValues:
         return found
 
     def has_all_inputs(self, node: Node) -> bool:
-        """Whether every differentiable input of an operation is known; parameters are, as all of them are finite."""
-        makers = [
-            before
-            for before, _ in node.next_functions
-            if before is not None and not is_leaf(before)
-        ]
-        return bool(self._inputs[node] or makers) and all(
-            before in self._results for before in makers
-        )
+        """Whether every differentiable input of an operation is known.
+
+        Parameters are, as all of them are finite.
+        """
+        before = {made for made, _ in node.next_functions if made is not None}
+        makers = {made for made in before if not is_leaf(made)}
+        return bool(self._inputs[node] or makers) and makers <= self._results.keys()
 
 
 def _maker(node: Node, name: str) -> Node | None:
     """Return the node that made a saved input; None if that is not known by its name."""
-    places = _PLACES_OF_ADDMM if plain_name(node.name()) == "addmm" else _PLACES
-    at = places.get(name)
-    if at is None or at >= len(node.next_functions):
+    places = _PLACES
+    if plain_name(node.name()) == "addmm":
+        places = _PLACES_OF_ADDMM
+    if name not in places:
         return None
-    before = node.next_functions[at][0]
-    return None if before is None or is_leaf(before) else before
-
-
-def _shown_by_infinities(node: Node, result: Tensor | None) -> str | None:
-    """Describe a result whose infinities alone show that its operation took finite numbers; None if they do not.
-
-    A logarithm is -inf of zero, and a reciprocal infinite of zero and of the numbers next to it. Of
-    a NaN or an infinity they make other values.
-    """
-    name = plain_name(node.name())
-    if result is None or name not in _INFINITE_OF_FINITE:
+    before = operand(node, places[name])
+    if before is None or is_leaf(before):
         return None
-    infinite, made_of = _INFINITE_OF_FINITE[name]
-    count = int((result == infinite).sum())
-    if count == 0 or count < int((~torch.isfinite(result)).sum()):
-        return None
-    are = "is" if count == 1 else "are"
-    return f"{count} of its results {are} {infinite}, which it makes of {made_of} alone"
-
-
-def _only_overflows(node: Node, inputs: Mapping[str, Tensor]) -> bool:
-    """Whether an operation is a sum of products, which makes no NaN of numbers of usual size."""
-    name = plain_name(node.name())
-    if name == "pow":
-        exponent = number_in(node, "exponent")
-        return isinstance(exponent, (int, float)) and exponent >= 0 and exponent == int(exponent)
-    if name == "div":
-        divisor = inputs.get("other")
-        if divisor is None:
-            return _is_clamped(node)
-        return bool((divisor.abs() > 1 / _LARGE).all())
-    return name in _SUMS_OF_PRODUCTS
-
-
-def _largest(value: Tensor) -> float:
-    """Return the largest finite magnitude; 0 without one."""
-    if not value.numel():
-        return 0.0
-    return float(value.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return before
 
 
 def _has_no_maker(node: Node, name: str) -> bool:
-    """Whether a saved input was made by no operation of the graph: a constant, or something of the batch."""
+    """Whether a saved input was made by no operation of the graph.
+
+    So it is a constant, or something of the batch.
+    """
     at = _PLACES.get(name)
     if at is None:
         return name == "target"
@@ -436,11 +222,13 @@ def _has_no_maker(node: Node, name: str) -> bool:
 
 def _place(node: Node, line: SourceLine | None) -> PossibleProducer:
     possible = PossibleProducer(operation=plain_name(node.name()), node=node.name())
-    return possible if line is None else replace(possible, file=line.file, line=line.line)
+    if line is None:
+        return possible
+    return replace(possible, file=line.file, line=line.line)
 
 
 def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> ProducerEvent | None:
-    """Find the operation behind non-finite gradients of a finite loss; see Note [Gradients as witnesses].
+    """Find the operation behind bad gradients of a finite loss; see Note [Gradients as witnesses].
 
     A variable of the program may hold an infinity that the loss does not show, such as a logarithm
     of zero for a class other than the label's.
@@ -449,13 +237,14 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> Produce
     nodes = [node for node in every if not is_leaf(node)]
     where = dict(zip(nodes, lines.of(nodes), strict=True))
     variables = _values_in(began)
-    bad = next((n for n in nodes if n in variables and not _is_finite(variables[n])), None)
-    gradients = _Gradients(every, [n for n in variables if _is_finite(variables[n])])
+    finite = {node for node, value in variables.items() if is_finite(value)}
+    bad = next((n for n in nodes if n in variables and n not in finite), None)
+    gradients = _Gradients(every, finite)
     if bad is not None:
         count = int((~torch.isfinite(variables[bad])).sum())
-        are = "is" if count == 1 else "are"
+        are = is_or_are(count)
         hidden = f"{are} not finite: the loss hides this, but its gradient does not"
-        shown = _shown_by_infinities(bad, variables[bad])
+        shown = shown_by_infinities(bad, variables[bad])
         if shown is not None:
             detail = f"{shown}; the loss hides this, but its gradient does not"
             return _one_of([bad], where, "hidden", detail, certain=True)
@@ -464,21 +253,23 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> Produce
             return _one_of([bad], where, "hidden", detail, certain=True)
         detail = f"{count} of the results of {_named(bad, where[bad])} {hidden}"
         return _one_of(gradients.suspects_behind(bad), where, "hidden", detail)
+
     if gradients.hidden is not None:
         layer, taken = gradients.hidden
         detail = (
-            f"{_named(layer, where[layer])} took a value that was not finite, as the gradient of its bias is finite and that "
-            "of its weight is not; the loss hides it"
+            f"{_named(layer, where[layer])} took a value that was not finite, as the "
+            "gradient of its bias is finite and that of its weight is not; the loss hides it"
         )
         return _one_of(gradients.suspects_behind(taken), where, "hidden", detail)
-    steep = [
-        node
-        for node in nodes
-        if plain_name(node.name()) in _STEEP and not _is_gentle(node, gradients.sound)
-    ]
-    exact, possible = gradients.explained_by(began.tensors, steep)
+
+    steep = [node for node in nodes if plain_name(node.name()) in STEEP]
+    suspects = [node for node in steep if not is_gentle(node, gradients.sound)]
+    exact, possible = gradients.explained_by(began.tensors, suspects)
     if len(exact) == 1:
-        detail = "the loss is finite, and of its gradients just those that this backward leads to are not"
+        detail = (
+            "the loss is finite, and of its gradients just those that this backward "
+            "leads to are not"
+        )
         return _found(exact[0], where[exact[0]], detail, "backward", certain=False)
     return _one_of(exact or possible, where, "backward", "")
 
@@ -491,7 +282,10 @@ def _one_of(
     *,
     certain: bool = False,
 ) -> ProducerEvent | None:
-    """Return the finding that one of some operations made it, in the order of the forward; None without any."""
+    """Return the finding that one of some operations made it; None without any.
+
+    They are given in the order of the forward.
+    """
     if not suspects:
         return None
     found = _found(suspects[0], where[suspects[0]], detail, kind, certain=certain)
@@ -524,12 +318,15 @@ class _Gradients:
                     taken[before] = taken.get(before, 0) + 1
             if is_leaf(node):
                 grad = cast("Any", node).variable.grad
-                if grad is not None and grad.layout is torch.strided and has_memory(own_part(grad)):
-                    self.finite[node] = _is_finite(own_part(grad))
+                if grad is not None and grad.layout is torch.strided:
+                    own = own_part(grad)
+                    if has_memory(own):
+                        self.finite[node] = is_finite(own)
+
         self.hidden: tuple[Node, Node] | None = None
         finite_inputs = []
         for node in nodes:
-            places = _LAYERS.get(plain_name(node.name()))
+            places = LAYERS.get(plain_name(node.name()))
             if places is None or max(places) >= len(node.next_functions):
                 continue
             before, weight, bias = (node.next_functions[at][0] for at in places)
@@ -543,10 +340,13 @@ class _Gradients:
         self.sound = set(_showing([*known, *finite_inputs]))
 
     def _is_usual(self, leaf: Node | None) -> bool:
-        """Whether a leaf's gradient is finite, and so small that no product with it overflows but one of vast numbers."""
+        """Whether a leaf's gradient is finite, and of usual size.
+
+        Then no product with it overflows but one of vast numbers.
+        """
         if leaf is None or not self.finite.get(leaf):
             return False
-        return _largest(own_part(cast("Any", leaf).variable.grad)) < _LARGE**2
+        return largest_magnitude(own_part(cast("Any", leaf).variable.grad)) < LARGE**2
 
     def has_sound_inputs(self, node: Node) -> bool:
         """Whether all that an operation took is known to be finite; parameters are."""
@@ -556,52 +356,59 @@ class _Gradients:
         )
 
     def suspects_behind(self, node: Node) -> list[Node]:
-        """Return the operations that can have made a result that is not finite, in the order of the forward."""
+        """Return the operations that can have made a result that is not finite.
+
+        They are in the order of the forward.
+        """
         found = in_order(each for each in behind([node]) if not is_leaf(each))
         of_softmax = {
-            _moved(each.next_functions[0][0])
+            _moved(operand(each, 0))
             for each in found
             if plain_name(each.name()) in ("softmax", "log_softmax")
         }
-        return [
-            each
-            for each in found
-            if each not in self.sound
-            and plain_name(each.name()) not in _FINITE_OF_FINITE
-            and not _only_overflows(each, {})
-            and not (plain_name(each.name()) == "masked_fill" and each in of_softmax)
-        ]
+        suspects = []
+        for each in found:
+            name = plain_name(each.name())
+            masks_softmax = name == "masked_fill" and each in of_softmax
+            if each in self.sound or name in FINITE_OF_FINITE or masks_softmax:
+                continue
+            if not only_overflows(each, {}):
+                suspects.append(each)
+        return suspects
 
     def explained_by(
         self, losses: Iterable[Tensor], suspects: Sequence[Node]
     ) -> tuple[list[Node], list[Node]]:
-        """Return those of some operations that lead to just the gradients that are not finite, and those that may have.
+        """Return the operations that lead to just the bad gradients, and those that may have.
 
         A backward that leads to others, too, may have made a value that is stopped on its way to
-        those.
+        those. Sets of leaves are written as the bits of a number, since every node has one.
         """
         known = bad = leaves = 0
-        reached: dict[Node, int] = {}
-        surely: dict[Node, int] = {}
-        for node in by_need(loss.grad_fn for loss in losses if loss.grad_fn is not None):
+        reached: dict[Node | None, int] = {}
+        surely: dict[Node | None, int] = {}
+        roots = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+        for node in by_need(roots):
             if is_leaf(node):
-                reached[node] = surely[node] = 1 << leaves
+                leaf = 1 << leaves
                 leaves += 1
+                reached[node] = surely[node] = leaf
                 if node in self.finite:
-                    known |= reached[node]
-                    bad |= 0 if self.finite[node] else reached[node]
+                    known |= leaf
+                    if not self.finite[node]:
+                        bad |= leaf
             else:
                 reached[node] = surely[node] = 0
-                carries = plain_name(node.name()) in _CARRIES
+                carries = plain_name(node.name()) in CARRIES
                 for before, _ in node.next_functions:
-                    reached[node] |= reached.get(before, 0) if before is not None else 0
-                    if carries and before is not None:
+                    reached[node] |= reached.get(before, 0)
+                    if carries:
                         surely[node] |= surely.get(before, 0)
+
         exact = [node for node in suspects if reached[node] & known == bad]
         possible = []
         for node in suspects:
-            given = node.next_functions[0][0]
-            finite = known & ~bad & surely.get(given, 0) if given is not None else 0
+            finite = known & ~bad & surely.get(operand(node, 0), 0)
             if reached[node] & bad == bad and not finite:
                 possible.append(node)
         return exact, possible
@@ -615,52 +422,46 @@ def _moved(node: Node | None) -> Node | None:
 
 
 def _showing(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Yield some nodes, and those behind them whose results would show there if they were not finite."""
-    stack, met = list(nodes), set(nodes)
+    """Yield some nodes, and those behind them whose results would show there if not finite."""
+    stack = list(nodes)
+    met = set(stack)
     while stack:
         node = stack.pop()
         yield node
         name = plain_name(node.name())
-        if name not in _SHOWS:
+        if name not in SHOWS:
             continue
-        taken = node.next_functions[:1] if name == "div" else node.next_functions
+        taken = node.next_functions
+        if name == "div":
+            taken = taken[:1]
         new = {before for before, _ in taken if before is not None} - met
         met |= new
         stack += new
 
 
-def _is_gentle(node: Node, sound: Container[Node]) -> bool:
-    """Whether an operation's slope is known to be finite: a square's, and a division's by what its quotient or divisor shows."""
-    is_constant = len(node.next_functions) < 2 or node.next_functions[1][0] is None
-    if plain_name(node.name()) == "div" and is_constant:
-        return node in sound
-    return _only_overflows(node, {})
-
-
-def _is_clamped(division: Node) -> bool:
-    """Whether the divisor of a division is clamped from below, by a number of usual size."""
-    divisor = division.next_functions[1][0] if len(division.next_functions) > 1 else None
-    if divisor is None or not plain_name(divisor.name()).startswith("clamp"):
-        return False
-    least = number_in(divisor, "min")
-    return isinstance(least, (int, float)) and least > 1 / _LARGE
-
-
 def _named(node: Node, line: SourceLine | None) -> str:
     """Return the name of an operation, with its line if that is known."""
     name = plain_name(node.name())
-    return f"{name} at {line}" if line else name
+    if line is None:
+        return name
+    return f"{name} at {line}"
 
 
 def _entered(node: Node, line: SourceLine | None, value: Tensor) -> ProducerEvent:
     """Return the finding that a value was non-finite already when the first operation took it."""
     bad = int((~torch.isfinite(value)).sum())
-    detail = f"{bad} of {value.numel()} elements were not finite when {plain_name(node.name())} received them"
+    name = plain_name(node.name())
+    detail = f"{bad} of {value.numel()} elements were not finite when {name} received them"
     return _found(node, line, detail, "input", certain=True)
 
 
 def _found(
-    node: Node, line: SourceLine | None, detail: str, where: str = "forward", *, certain: bool
+    node: Node,
+    line: SourceLine | None,
+    detail: str,
+    where: str = "forward",
+    *,
+    certain: bool,
 ) -> ProducerEvent:
     found = ProducerEvent(
         step=0,
@@ -670,26 +471,36 @@ def _found(
         detail=detail,
         certain=certain,
     )
-    return found if line is None else replace(found, file=line.file, line=line.line, text=line.text)
+    if line is None:
+        return found
+    return replace(found, file=line.file, line=line.line, text=line.text)
 
 
 def _values_in(began: BackwardStart) -> dict[Node, Tensor]:
-    """Return the values of the program's variables where it called backward, by the nodes that made them."""
+    """Return the values of the program's variables where it called backward, by their nodes."""
     found: dict[Node, Tensor] = {}
-    frame = began.frame
+    for value in _variables_of(began.frame):
+        is_plain = type(value) is Tensor and value.layout is torch.strided
+        if not is_plain or not value.is_floating_point():
+            continue
+        if value.grad_fn is not None and has_memory(value):
+            found[value.grad_fn] = value.detach()
+    return found
+
+
+def _variables_of(frame: FrameType | None) -> Iterator[Any]:
+    """Yield the values of the program's variables in a frame and in its callers.
+
+    Of a tuple or a list, the elements are yielded.
+    """
     while frame is not None:
         if not is_between(frame.f_code.co_filename):
             for value in list(frame.f_locals.values()):
-                for each in value if isinstance(value, (tuple, list)) else (value,):
-                    plain = (
-                        type(each) is Tensor
-                        and each.layout is torch.strided
-                        and each.is_floating_point()
-                    )
-                    if plain and each.grad_fn is not None and has_memory(each):
-                        found[each.grad_fn] = each.detach()
+                if isinstance(value, (tuple, list)):
+                    yield from value
+                else:
+                    yield value
         frame = frame.f_back
-    return found
 
 
 def _saved(node: Node) -> dict[str, Tensor]:
@@ -697,52 +508,11 @@ def _saved(node: Node) -> dict[str, Tensor]:
     found = {}
     for name, saved in saved_by(node):
         value = getattr(saved, "data", None)
-        if (
-            isinstance(value, Tensor)
-            and value.is_floating_point()
-            and value.layout is torch.strided
-        ):
-            own = own_part(value.detach())
-            if has_memory(own):
-                found[name] = own
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            continue
+        if not value.is_floating_point():
+            continue
+        own = own_part(value.detach())
+        if has_memory(own):
+            found[name] = own
     return found
-
-
-def _is_finite(value: Tensor) -> bool:
-    return not value.numel() or bool(torch.isfinite(value).all())
-
-
-def _takes_nothing(node: Node) -> bool:
-    """Whether an operation takes a value without elements, and reduces it to their mean."""
-    before = node.next_functions[0][0] if node.next_functions else None
-    shape = None if before is None else first_shape(before)
-    mean = number_in(node, "reduction") in (None, 1)  # 1 is PyTorch's number of reduction="mean"
-    return shape is not None and math.prod(shape) == 0 and mean
-
-
-def _danger(node: Node, inputs: dict[str, Tensor]) -> str | None:
-    """Describe the inputs of an operation that make its result non-finite though they are finite; None if none do."""
-    name = plain_name(node.name())
-    own = inputs.get("self")
-    if name in _MEANS and _takes_nothing(node):
-        return "it took the mean of no elements"
-    if name in ("log", "log2", "log10", "log1p", "rsqrt", "reciprocal") and own is not None:
-        at = -1 if name == "log1p" else 0
-        zeros, below = int((own == at).sum()), int((own < at).sum())
-        if zeros or (below and name != "reciprocal"):
-            at_the_edge = (
-                counted(zeros, "zero") if at == 0 else f"{counted(zeros, 'element')} equal to {at}"
-            )
-            beyond = counted(below, "negative element" if at == 0 else "smaller element")
-            return f"its input has {' and '.join([at_the_edge] * bool(zeros) + [beyond] * bool(below))}"
-    if name == "div" and "other" in inputs and bool((inputs["other"] == 0).any()):
-        return f"its divisor has {counted(int((inputs['other'] == 0).sum()), 'zero')}"
-    if name == "sqrt" and own is not None and bool((own < 0).any()):
-        return f"its input has {counted(int((own < 0).sum()), 'negative element')}"
-    if name in ("acos", "asin", "atanh") and own is not None and bool((own.abs() > 1).any()):
-        return f"its input has {counted(int((own.abs() > 1).sum()), 'element')} outside [-1, 1]"
-    if name == "pow" and own is not None and bool((own <= 0).any()):
-        exponent = number_in(node, "exponent")
-        if isinstance(exponent, (int, float)) and (exponent < 0 or exponent != int(exponent)):
-            return f"its base has {counted(int((own <= 0).sum()), 'element')} at or below zero"
-    return None

@@ -1,4 +1,7 @@
-"""The record of a run besides the values at its modules: losses, gradients, updates, saved tensors, and facts."""
+"""The record of a run besides the values at its modules.
+
+It has the losses, gradients, updates, saved tensors, and facts.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ if TYPE_CHECKING:
 
 _LEVELS = {StepKind.MEASURED: FULL, StepKind.GUARDED: LIGHT, StepKind.SKIPPED: OFF}
 """The levels of the meter."""
-_AT_THE_END, _SILENT = "what the optimizers left out", "the reasons of modules that did not run"
+_AT_THE_END = "what the optimizers left out"
+_SILENT = "the reasons of modules that did not run"
 """What the last work is about."""
 
 
@@ -56,14 +60,20 @@ class TrainingRecord:
         step: Callable[[], int],
         first_step: FirstStep,
     ) -> None:
-        self.models, self.optimizers, self.step = models, optimizers, step
-        self.curves = Curves(meter.finished.departures)
-        self.updates = Updates(meter, self.curves, step, models.places.measured)
-        self.losses = Losses(meter, self.curves, GradientChecks(models.passes))
-        self.facts, self.first_step = Facts(), first_step
+        self.meter = meter
+        self.models = models
+        self.optimizers = optimizers
+        self.step = step
+        self.first_step = first_step
+        self.facts = Facts()
         self.exam = ClosingExam(models.places, step)
-        self.writer = MeterSink(log, meter, self.curves, models.roots, optimizers, self._sources)
-        self.meter, meter.finished.sink = meter, self.writer
+
+        finished = meter.finished
+        self.curves = curves = Curves(finished.departures)
+        self.updates = Updates(meter, curves, step, models.places.measured)
+        self.losses = Losses(meter, curves, GradientChecks(models.passes))
+        self.writer = MeterSink(log, meter, curves, models.roots, optimizers, self._sources)
+        finished.sink = self.writer
         self.measured = True
         self.dump: FirstBadCall | None = None
 
@@ -79,9 +89,10 @@ class TrainingRecord:
         """Begin a step."""
         self.measured = measured = step.is_measured
         self.losses.bad = False
-        self.losses.lines.end()
+        lines = self.losses.lines
+        lines.end()
         if measured and self.optimizers.entries and not dynamo.has_compiled():
-            self.losses.lines.begin(sum(len(root.modules) for root in self.models.roots))
+            lines.begin(sum(len(root.modules) for root in self.models.roots))
         self.updates.begin(measured=measured)
         if not measured:
             self.facts.gradients.forget()
@@ -89,18 +100,20 @@ class TrainingRecord:
 
     def backward_began(self, at: BackwardStart) -> bool:
         """Record a loss; returns whether it is the first non-finite one of a guarded step."""
-        if not self.meter.sites.seats and not any(place.wanted for place in self.models.places):
+        models, notes = self.models, self.writer.notes
+        if not self.meter.sites.seats and not any(place.wanted for place in models.places):
             return False  # none of the selected sites is here
-        bad = self.losses.bad
-        self.writer.notes += self.losses.began(at, self.step(), measured=self.measured)
+
+        was_bad = self.losses.bad
+        notes += self.losses.began(at, self.step(), measured=self.measured)
         if self.measured:
-            self.writer.notes += self.facts.backward_began(
-                self.step(), self.models.roots, self.models.passes
-            )
-        elif self.losses.bad and not bad:
-            self.updates.bad = True  # has all gradients and parameters of this step measured
-            return True
-        return False
+            notes += self.facts.backward_began(self.step(), models.roots, models.passes)
+            return False
+        if was_bad or not self.losses.bad:
+            return False
+        # So all gradients and parameters of this step are measured.
+        self.updates.bad = True
+        return True
 
     def skipped_began(self, loss: Tensor, number: Any, frame: FrameType) -> None:
         """Record the loss of a skipped step; arguments as in `SkippedLosses.skipped_began`."""
@@ -108,19 +121,20 @@ class TrainingRecord:
 
     def backward_ended(self, task: int) -> None:
         """Measure the gradients that a backward pass made."""
-        bad, known = self.updates.bad, list(self.optimizers.known().values())
+        passes = self.models.passes
+        was_bad = self.updates.bad
+        known = list(self.optimizers.known().values())
         if self.optimizers.leading is None:  # some may not have stepped yet
             known = [*{id(o): o for o in (*known, *self.optimizers.waiting())}.values()]
-        self.updates.backward_ended(
-            o for o in known if self.models.passes.reached_by(task, params_of(o))
-        )
-        if self.updates.bad and not bad:
+        reached = (o for o in known if passes.reached_by(task, params_of(o)))
+        self.updates.backward_ended(reached)
+        if self.updates.bad and not was_bad:
             self.writer.notes += self.losses.gradients_are_bad(
                 began(), self.step(), measured=self.measured
             )
         if self.measured:
-            self.facts.gradients.backward_ended(self.models.passes)
-            if not self.models.passes.are_settled:
+            self.facts.gradients.backward_ended(passes)
+            if not passes.are_settled:
                 self.losses.checks.learn(began().tensors, task)
 
     def before_update(self, optimizer: Optimizer, entry: KnownOptimizer, *, closure: bool) -> bool:
@@ -151,17 +165,17 @@ class TrainingRecord:
 
     def end_step(self, step: int) -> bool:
         """Write the values of the step; returns whether something was non-finite."""
-        bad, passes = self.is_bad, self.models.passes
+        bad = self.is_bad
+        models = self.models
         self.writer.notes += self.first_step.close(step)
         if self.dump is not None:
             self.dump.step_ended(bad)
-        self.models.find_parameters(lazy_only=True)
-        self.models.wanted.check()
+        models.find_parameters(lazy_only=True)
+        models.wanted.check()
         if self.measured:
-            passes.keep_first(self._groups)
-            self.facts.unoptimized.step_ended(
-                self.optimizers, self.models.roots, self.models.places
-            )
+            models.passes.keep_first(self._groups)
+            self.facts.unoptimized.step_ended(self.optimizers, models.roots, models.places)
+
         written = self.measured or bad or self.curves.is_due()
         if written:
             self.curves.depart(step)  # with the tables that `flush` sends
@@ -173,16 +187,19 @@ class TrainingRecord:
     def _groups(self) -> list[list[ParameterSites]]:
         """Return the parameters of each root, and of each optimizer."""
         places = self.models.places
-        return [
-            *places.by_root(),
-            *(list(places.among(params_of(o))) for o in self.optimizers.known().values()),
-        ]
+        groups = places.by_root()
+        for optimizer in self.optimizers.known().values():
+            groups.append(list(places.among(params_of(optimizer))))
+        return groups
 
     def end(self, shield: WatchShield) -> list[LedgerLine]:
         """Write the rest; returns an entry for each site that never fired."""
-        models, step = self.models, self.step()
-        if partial := self.optimizers.leading is not None and not self.is_bad:
-            self.meter.drop()  # values after the last step belong to none: an evaluation, or half a round
+        models = self.models
+        step = self.step()
+        # Values after the last step belong to none: an evaluation, or half a round.
+        is_partial = self.optimizers.leading is not None and not self.is_bad
+        if is_partial:
+            self.meter.drop()
         self.writer.notes += self.first_step.close(step)
         facts = shield.attempt(
             _AT_THE_END, self.facts.at_end, self.optimizers, models.roots, models.places
@@ -191,7 +208,7 @@ class TrainingRecord:
         hooks = [root.hooks for root in models.roots]
         silent = shield.attempt(_SILENT, silent_sites, hooks, models.session)
         self.writer.notes += [*(facts or ()), *(exam or ()), *shield.notes()]
-        if partial:
+        if is_partial:
             self.curves.drop(step)
         self.writer.finish(step)
         return (silent or []) + unused(models.places)
@@ -207,6 +224,7 @@ class TrainingRecord:
 
     def release(self) -> None:
         """Drop the entries of all sites, when everything is written."""
-        self.meter.sites.seats.clear()
+        sites = self.meter.sites
+        sites.seats.clear()
         self.updates.release()
         self.writer.release()

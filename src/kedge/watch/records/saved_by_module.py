@@ -89,7 +89,9 @@ class SavedByModule:
             self._mark(around)
 
     def account(self, outputs: Any, root: nn.Module) -> list[Sums]:
-        """Count the values saved since the last call of this method; to be called when a root module has returned.
+        """Count the values saved since the last call of this method.
+
+        To be called when a root module has returned.
 
         Args:
             outputs: The outputs of the root.
@@ -119,7 +121,9 @@ class SavedByModule:
     def _maker(self, number: int) -> str | None:
         """Return the path of the module that made a node, by the number of the node."""
         at = bisect_right(self._from, number) - 1
-        return self._inner[at] if at >= 0 else None
+        if at < 0:
+            return None
+        return self._inner[at]
 
     def _add(self, path: str | None, storage: torch.UntypedStorage) -> None:
         # As long as the weak reference exists, no other storage gets this identity.
@@ -137,27 +141,26 @@ class SavedByModule:
                 yield from self._unfolded(kept, path)
 
     def _kept(self, node: Node) -> Iterator[Any]:
-        """Yield the values that a node holds for its backward; nothing if the backward has run and freed them."""
+        """Yield the values that a node holds for its backward; nothing if that has freed them."""
         yield from (saved for _, saved in saved_by(node))
         yield from getattr(node, "__dict__", {}).values()
 
     def _unfolded(self, kept: Any, path: str | None) -> Iterator[tuple[str | None, Tensor]]:
-        """Yield the tensors in a held value, without unpacking it; see Note [Reading without unpacking]."""
+        """Yield the tensors in a held value; see Note [Reading without unpacking]."""
         value = kept
         if isinstance(kept, SavedTensor):
-            value, frame = kept.data, frame_of(kept.unpack_hook)
-            if (
-                frame is not None and frame not in self._frames
-            ):  # a checkpoint, which keeps the arguments of its block
+            value = kept.data
+            frame = frame_of(kept.unpack_hook)
+            if frame is not None and frame not in self._frames:
+                # A checkpoint, which keeps the arguments of its block.
                 self._frames.add(frame)
                 for each in getattr(frame, "saved_args", ()):
                     yield from self._unfolded(each, self._callers.get(frame, path))
-        each_of = value if isinstance(value, (list, tuple)) else (value,)
-        yield from (
-            (path, tensor)
-            for tensor in each_of
-            if isinstance(tensor, Tensor) and not is_number(tensor)
-        )
+        if not isinstance(value, (list, tuple)):
+            value = (value,)
+        for tensor in value:
+            if isinstance(tensor, Tensor) and not is_number(tensor):
+                yield path, tensor
 
     def _nodes(self, outputs: Any) -> list[tuple[int, Node]]:
         """Return the nodes behind the outputs that are not counted yet, in the order of execution."""

@@ -44,7 +44,9 @@ class QuietKeeper(KeeperInForce):
 
 
 class StepAccount:
-    """Lists the tensors saved in the first step that saves any: by the models, by the losses, and by all other code.
+    """Lists the tensors saved in the first step that saves any.
+
+    It lists those of the models, of the losses, and of all other code.
 
     In that step a pair of saved-tensor hooks keeps everything in place and checks for in-place
     changes as autograd does. The pair is active to the end of the step; or, where the program has a
@@ -83,11 +85,13 @@ class StepAccount:
         if self.is_over:
             return
         begun = perf_counter()
-        if not self._roots and (own := line_with(RAW)) is not None:
+        own = None if self._roots else line_with(RAW)
+        if own is not None:
             self.is_over = True
             say(
-                f"saved tensors are not listed: {own.file}:{own.line} uses {RAW}..., and if the program registers hooks on one "
-                "of them, PyTorch would refuse them beside Kedge's"
+                f"saved tensors are not listed: {own.file}:{own.line} uses {RAW}..., and if "
+                "the program registers hooks on one of them, PyTorch would refuse them beside "
+                "Kedge's"
             )
             return
         self._roots.append((root.label(""), weakref.ref(module)))
@@ -138,7 +142,7 @@ class StepAccount:
         return held.read() if self.is_over else self.recorder.unpack(held)
 
     def close(self, step: int) -> SavedEvent | None:
-        """Return the list, if anything was saved so far; otherwise None, and the next step may have one."""
+        """Return the list, if anything was saved so far; else the next step may have one."""
         if self.is_over or not self.recorder.drafts:
             return None
         begun = perf_counter()
@@ -150,15 +154,14 @@ class StepAccount:
         return SavedEvent.of(account, step=step, seconds=round(self.seconds, 6))
 
     def stop(self) -> None:
-        """Remove every hook, if no backward is under way; see Note [A step that ends in a backward]."""
+        """Remove every hook, if no backward runs; see Note [A step that ends in a backward]."""
         self.is_over = True
         if graph_task() == -1:
             self._undo.close()
 
     def _see_owned(self) -> None:
         """Add the parameters and buffers of the models; a forward may have replaced or made some."""
-        modules = [module for _, known in self._roots if (module := known()) is not None]
-        self.recorder.own(
-            (param for module in modules for param in parameters_in(module).values()),
-            (buffer for module in modules for buffer in buffers_in(module).values()),
-        )
+        for _, known in self._roots:
+            module = known()
+            if module is not None:
+                self.recorder.own(parameters_in(module).values(), buffers_in(module).values())

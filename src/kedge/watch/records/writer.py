@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +21,10 @@ class StepSink(Sink, Protocol):
     """The sink of a watched run."""
 
     def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
-        """Receive the sites and roots, whenever there are more; `sites` is the same list if only the roots have changed."""
+        """Receive the sites and roots, whenever there are more.
+
+        `sites` is the same list if only the roots have changed.
+        """
 
     def event(self, event: RunEvent) -> None:
         """Receive one event."""
@@ -51,21 +55,30 @@ class MeterSink:
         optimizers: Optimizers,
         sources: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]],
     ) -> None:
-        self.log, self.meter, self.curves = log, meter, curves
-        self.roots, self.optimizers, self.sources = roots, optimizers, sources
+        self.log = log
+        self.meter = meter
+        self.curves = curves
+        self.roots = roots
+        self.optimizers = optimizers
+        self.sources = sources
         self.notes: list[RunEvent] = []
         self._entries: list[dict[str, Any]] = []
-        self._described = (0, 0, 0, 0)
+        self._known = (0, 0, 0, 0)
+        self._trained = 0
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
         """Write rows, together with the collected single numbers."""
         waiting = self.curves.take(step)
         if waiting is not None:
-            columns = joined([{**columns, "step": np.full(len(columns["site"]), step)}, waiting])
+            steps = np.full(len(columns["site"]), step)
+            columns = joined([{**columns, "step": steps}, waiting])
         self._write(step, columns)
 
     def write_curves(self, step: int, *, wait: bool = False) -> None:
-        """Write the collected single numbers of the steps up to one; with `wait` also those on their way from a device."""
+        """Write the collected single numbers of the steps up to one.
+
+        With `wait` also those that are on their way from a device.
+        """
         columns = self.curves.take(step, wait=wait)
         if columns is not None:
             self._write(int(columns["step"][-1]), columns)
@@ -81,16 +94,26 @@ class MeterSink:
             self._write_roots()
 
     def _describe(self) -> bool:
-        """Make the entries of the sites again if more is known; return whether it is."""
-        seats = self.meter.sites.seats.values()
+        """Make the entries of new sites; return whether anything is to be written.
+
+        If more is known of the old ones, all are made again.
+        """
+        table = self.meter.sites
         lines, losses = self.sources()
-        optimizers = sum(len(root.optimizers) for root in self.roots)
-        known = (len(seats) + optimizers, self.meter.sites.wires, len(lines), len(losses))
-        if not seats or known == self._described:
+        known = (len(self.roots), table.wires, len(lines), len(losses))
+        trained = sum(len(root.optimizers) for root in self.roots)
+        if known != self._known:
+            self._entries = []
+        has_new = len(table.seats) != len(self._entries)
+        if not table.seats or (not has_new and trained == self._trained):
             return False
 
-        self._described = known
-        self._entries = [_entry_of(seat, self.roots, lines, losses) for seat in seats]
+        self._known = known
+        self._trained = trained
+        if has_new:
+            seats = islice(table.seats.values(), len(self._entries), None)
+            new = [_entry_of(seat, self.roots, lines, losses) for seat in seats]
+            self._entries = [*self._entries, *new]
         return True
 
     def _write_roots(self) -> None:
@@ -149,10 +172,11 @@ def _entry_of(
     if kind == "loss":
         return {**entry, "site": path, "owner": "", **losses.get(path, {})}
 
-    root = max((r for r in roots if _is_inside(path, r.prefix)), key=lambda r: len(r.prefix))
+    around = (root for root in roots if _is_inside(path, root.prefix))
+    root = max(around, key=lambda root: len(root.prefix))
     of_param = kind.startswith("param") or kind == "update"
     owner = path.rpartition(".")[0] if of_param else path
-    inner = owner[len(root.prefix) :].lstrip(".") if root.prefix else owner
+    inner = owner.removeprefix(root.prefix).lstrip(".")
     entry["type"] = root.types.get(inner, "")
     entry["root"] = root.index
     if of_param:

@@ -33,17 +33,21 @@ def make_watch(
             long as there is none; without it, no repro is made.
     """
     watch = Watcher(Meter(), log, sites=options.sites, n=options.every, budget=options.budget)
+    record = watch.record
     if options.dump and place is not None:
-        watch.record.dump = FirstBadCall(place, log, watch.step, rerun=operations_of)
+        record.dump = FirstBadCall(place, log, watch.step, rerun=operations_of)
     if options.saved is not None:
-        watch.record.first_step.step_account = options.saved(watch.record.first_step.shield)
+        first_step = record.first_step
+        first_step.step_account = options.saved(first_step.shield)
     return watch
 
 
 def begin_recording(
     place: Path, manifest: Mapping[str, Any], force: bool
 ) -> RecordingWriter | None:
-    """Make a recording whose manifest also names the device and torch's version, or join the one that rank 0 makes.
+    """Make a recording, or join the one that rank 0 makes.
+
+    Its manifest also names the device and torch's version.
 
     Returns:
         The writer; None as long as rank 0 has not made the recording.

@@ -68,10 +68,14 @@ class WatchBlock:
     ) -> None:
         check_watched(options.sites)
         schedule_of(options.every)
-        self.options, self.force, self.strict = options, force, strict
-        self.recording = self._first = (
-            given_path(path) if path is not None else Path(default_name())
-        )
+        self.options = options
+        self.force = force
+        self.strict = strict
+        if path is None:
+            self._first = Path(default_name())
+        else:
+            self._first = given_path(path)
+        self.recording = self._first
         self.tell: Callable[[str], None] | None = _tell
         self._sinks: list[RunSink] = []
         self._named: list[weakref.ref[nn.Module]] = []
@@ -86,12 +90,14 @@ class WatchBlock:
         return self
 
     def naming(self, model: nn.Module) -> Self:
-        """Name modules as in this model, also if the program calls them singly and never calls the model itself."""
+        """Name modules as in this model.
+
+        This holds if the program calls them singly and never calls the model itself, too.
+        """
         self._named[:] = [weakref.ref(model)]
         if self._watch is not None:
-            self._watch.models.names.update(
-                (module, name) for name, module in modules_in(model).items()
-            )
+            names = self._watch.models.names
+            names.update((module, name) for name, module in modules_in(model).items())
         return self
 
     def begin(self) -> Self:
@@ -101,12 +107,18 @@ class WatchBlock:
             RecordingError: The recording cannot be made there.
         """
         self.end()
-        launch, number = launched(), 1 if self._out is None else self._out.number + 1
-        manifest = {**manifest_of(_command(), script_name(), self.options), **launch.describe()}
-        first, numbered = self._first, f"-{number}" if number > 1 else ""
-        name = first.with_name(f"{first.stem}{numbered}{first.suffix}")
+        launch = launched()
+        number = 1
+        name = self._first
+        if self._out is not None:
+            number = self._out.number + 1
+            name = name.with_name(f"{name.stem}-{number}{name.suffix}")
         self.recording = Path(launch.settle(str(name), self.force))
-        sinks = self._sinks if launch.leads else ()
+
+        manifest = {**manifest_of(_command(), script_name(), self.options), **launch.describe()}
+        sinks: Iterable[RunSink] = ()
+        if launch.leads:
+            sinks = self._sinks
         self._out = BlockRecording(
             self.recording, number, launch, manifest, self.force, sinks, self._complain
         )
@@ -133,8 +145,10 @@ class WatchBlock:
             watch.__enter__()
             undo.pop_all()
         self._watch = watch
-        for model in filter(None, (known() for known in self._named)):
-            self.naming(model)
+        for known in self._named:
+            model = known()
+            if model is not None:
+                self.naming(model)
 
     def end(self, error: BaseException | None = None) -> None:
         """Remove every hook and finish the recording; a second call does nothing.
@@ -150,17 +164,17 @@ class WatchBlock:
         self._pid = None
         atexit.unregister(self._end_with_program)
         show_warnings()
+        failure: Exception | None = None
         if self._out is not None:
             self._out.is_over = True
             if self._watch is not None:
                 Shield(*ENDING, tell=self._complain)(self._close, self._watch, self._out, error)
-        failure = self._watch.shield.failure if self._watch is not None else None
+                failure = self._watch.shield.failure
         if failure is not None:
             self._failures.append(f"a hook failed: {type(failure).__name__}: {failure}")
         if self.strict and self._failures and error is None:
-            raise WatchingFailed(
-                f"watching into {self.recording} failed: {'; '.join(self._failures)}"
-            ) from failure
+            failures = "; ".join(self._failures)
+            raise WatchingFailed(f"watching into {self.recording} failed: {failures}") from failure
 
     def _close(self, watch: Watcher, out: BlockRecording, error: BaseException | None) -> None:
         summary = watch.summary
@@ -168,9 +182,8 @@ class WatchBlock:
         try:
             watch.__exit__(None, None, None)
         finally:
-            summary = (
-                watch.summary
-            )  # taken first: work after the end of the program does not count as its time
+            # Taken first: work after the end of the program does not count as its time.
+            summary = watch.summary
             if watch.record.dump is not None:
                 watch.record.dump.run_again()
             out.close(summary, error)
@@ -184,37 +197,47 @@ class WatchBlock:
         A step is written when the next one begins: call `end` first to include the last step.
         Before the first step there are no findings.
         """
-        return Findings(() if self._out is None else self._out.findings(rules))
+        if self._out is None:
+            return Findings()
+        return Findings(self._out.findings(rules))
 
     def __repr__(self) -> str:
         """The recording, and whether it is being written."""
-        state = (
-            "not begun" if self._out is None else "over" if self._out.is_over else "being written"
-        )
+        if self._out is None:
+            state = "not begun"
+        elif self._out.is_over:
+            state = "over"
+        else:
+            state = "being written"
         return f"<kedge.watch into {self.recording}: {state}>"
 
     def _repr_html_(self) -> str:
         """The run so far for a notebook: the verdict, the curves, the findings and the modules."""
         recording = None if self._out is None else self._out.recorded
         if recording is None:
-            return paragraph(
-                f"{self.recording} is not written yet: call begin(), or use it as a with block"
-            )
+            remedy = "call begin(), or use it as a with block"
+            return paragraph(f"{self.recording} is not written yet: {remedy}")
         return run_html(ShownRun(recording, self.findings()))
 
     @property
     def summary(self) -> WatchSummary | None:
         """The figures of the watch so far; None before it begins."""
-        return self._watch.summary if self._watch is not None else None
+        if self._watch is None:
+            return None
+        return self._watch.summary
 
     def _complain(self, text: str) -> None:
         self._failures.append(text)
-        if not self.strict and self.tell is not None:
-            self.tell(text if self._out is None else self._out.by_rank(text))
+        if self.strict or self.tell is None:
+            return
+        if self._out is not None:
+            text = self._out.by_rank(text)
+        self.tell(text)
 
     def _end_with_program(self) -> None:
         self.strict = False  # no caller is left to catch an error
-        self.end(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
+        is_interactive = hasattr(sys, "ps1")
+        self.end(None if is_interactive else getattr(sys, "last_value", None))
 
     def __enter__(self) -> Self:
         return self.begin()
@@ -233,26 +256,39 @@ def _tell(text: str) -> None:
 
 
 def launched() -> LaunchedRank:
-    """Return this process's rank from its launcher, else from the process group: not all launchers tell the rank."""
+    """Return this process's rank from its launcher, else from the process group.
+
+    Not all launchers tell the rank.
+    """
     launch = LaunchedRank.here()
-    grouped = distributed.is_available() and distributed.is_initialized()
-    if launch.run is not None or not grouped or distributed.get_world_size() == 1:
+    is_grouped = distributed.is_available() and distributed.is_initialized()
+    if launch.run is not None or not is_grouped:
         return launch
-    numbers = {"RANK": str(distributed.get_rank()), "WORLD_SIZE": str(distributed.get_world_size())}
-    return LaunchedRank.here({"MASTER_PORT": str(os.getppid()), **os.environ, **numbers})
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    if world == 1:
+        return launch
+    described = {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    return LaunchedRank.here({"MASTER_PORT": str(os.getppid()), **os.environ, **described})
 
 
 def script_name() -> str:
-    """Return the script of this process, as typed; ``notebook`` in the kernel of one; ``python`` if there is none."""
+    """Return the script of this process, as typed.
+
+    It is ``notebook`` in the kernel of one, and ``python`` if there is none.
+    """
     typed = sys.argv[0] if sys.argv else ""
     if Path(typed).name == "ipykernel_launcher.py":
         return "notebook"
-    return "python" if typed in {"", "-c", "-m"} else typed
+    if typed in {"", "-c", "-m"}:
+        return "python"
+    return typed
 
 
 def _command() -> list[str]:
-    """Return the words after ``python``; those of a notebook's kernel say nothing about the notebook."""
-    return ["notebook"] if script_name() == "notebook" else sys.argv
+    """Return the words after ``python``; those of a notebook's kernel do not tell the notebook."""
+    if script_name() == "notebook":
+        return ["notebook"]
+    return sys.argv
 
 
 def default_name() -> str:
@@ -297,12 +333,16 @@ def watch(
     """
     if not (path is None or isinstance(path, (str, os.PathLike))):
         raise WrongCall(
-            f"watch({described(path)}): the first argument is the folder of the recording; every model that runs in the block is "
-            'recorded, so none is given: with kedge.watch("run.kedge"): train()'
+            f"watch({described(path)}): the first argument is the folder of the recording; "
+            "every model that runs in the block is recorded, so none is given: "
+            'with kedge.watch("run.kedge"): train()'
         )
     if not (budget is None or (isinstance(budget, (int, float)) and budget >= 0)):
         raise WrongCall(
-            f"watch(budget={described(budget)}): budget is a share of the run's time, such as 0.03, or None"
+            f"watch(budget={described(budget)}): budget is a share of the run's time, "
+            "such as 0.03, or None"
         )
-    text = sites if isinstance(sites, str) else str(Selector(sites))
-    return WatchBlock(path, WatchOptions(text, every, budget, dump), force=force, strict=strict)
+    if not isinstance(sites, str):
+        sites = str(Selector(sites))
+    options = WatchOptions(sites, every, budget, dump)
+    return WatchBlock(path, options, force=force, strict=strict)

@@ -1,4 +1,4 @@
-"""The recording of a watched block: the sinks that receive it, the findings, and the last lines for the user."""
+"""The recording of a watched block: its sinks, the findings, and the last lines for the user."""
 
 from __future__ import annotations
 
@@ -48,33 +48,40 @@ class BlockRecording:
         sinks: Iterable[RunSink],
         complain: Callable[[str], None],
     ) -> None:
-        self.name, self.number, self.is_over = name, number, False
+        self.name = name
+        self.number = number
+        self.is_over = False
+        self._launch = launch
+        self._complain = complain
         place = name.absolute()
         recorder = RecordingSink(
             place, lambda: begin_recording(place, manifest, force), complain, waits=launch.meets
         )
         self.sinks = Sinks(recorder, sinks, complain)
         self.sinks.find = self._find
-        self._launch, self._complain = launch, complain
 
     def by_rank(self, text: str) -> str:
-        """Return a message to the user, which names the rank that reports it unless that is the first."""
-        return text if self._launch.leads else f"rank {self._launch.rank}: {text}"
+        """Return a message to the user, which names the rank unless that is the first."""
+        if self._launch.leads:
+            return text
+        return f"rank {self._launch.rank}: {text}"
 
     def findings(self, rules: Iterable[Rule] | None = None) -> tuple[Finding, ...]:
         """Run rules on the recording so far; all configured rules if none are given."""
         recording = self.recorded
-        return (
-            ()
-            if recording is None
-            else check(recording, configured_rules() if rules is None else rules)
-        )
+        if recording is None:
+            return ()
+        if rules is None:
+            rules = configured_rules()
+        return check(recording, rules)
 
     @property
     def recorded(self) -> Recording | None:
         """What is written so far; None before the first step."""
         recorder = self.sinks.recorder
-        return None if recorder.writer is None else Recording.open(recorder.place)
+        if recorder.writer is None:
+            return None
+        return Recording.open(recorder.place)
 
     def _find(self) -> tuple[Finding, ...]:
         if self.is_over:

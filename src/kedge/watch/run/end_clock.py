@@ -10,7 +10,9 @@ LEAST_END = 10.0
 
 
 class EndClock:
-    """Times the work after the end of the program, which counts as watching, and which may not take longer than the program.
+    """Times the work after the end of the program.
+
+    It counts as watching, and may not take longer than the program.
 
     Args:
         took: Seconds that Kedge has taken until now.
@@ -31,7 +33,10 @@ class EndClock:
         elsewhere: bool = False,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._took, self._passed, self._elsewhere, self._now = took, passed, elsewhere, now
+        self._took = took
+        self._passed = passed
+        self._elsewhere = elsewhere
+        self._now = now
         self._began = now()
         self.limit = max(LEAST_END, passed - took)
 

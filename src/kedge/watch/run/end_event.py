@@ -15,14 +15,19 @@ def end_of(summary: WatchSummary, status: int, error: BaseException | None) -> E
         status: The exit status of the program.
         error: The error that ended it; None if it ran to its last line.
     """
-    uncaught = None if isinstance(error, SystemExit) else error
+    slowdown = None
+    if summary.seconds:
+        slowdown = summary.watching / summary.seconds
+    text = None
+    if error is not None and not isinstance(error, SystemExit):
+        text = text_of(error)
     return EndEvent(
         exit=status,
         steps=summary.steps,
         sampled=summary.sampled,
         seconds=summary.seconds,
         watching=summary.watching,
-        slowdown=summary.watching / summary.seconds if summary.seconds else None,
+        slowdown=slowdown,
         levels=summary.levels,
-        error=text_of(uncaught) if uncaught is not None else None,
+        error=text,
     )

@@ -1,4 +1,7 @@
-"""The options of a watched run, and their description in its recording; nothing here needs torch or numpy."""
+"""The options of a watched run, and their description in its recording.
+
+Nothing here needs torch or numpy.
+"""
 
 from __future__ import annotations
 

@@ -53,17 +53,22 @@ class LaunchedRank:
     @classmethod
     def here(cls, environment: Mapping[str, str] = os.environ) -> LaunchedRank:
         """Return the rank in the environment; a rank without a world, or beyond it, is ignored."""
-        rank, world = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
-        run = environment.get("TORCHELASTIC_RUN_ID")
-        if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)) or (
-            world == "1" and run is None
-        ):
+        rank = environment.get("RANK", "")
+        world = environment.get("WORLD_SIZE", "")
+        if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
             return cls()
+        run = environment.get("TORCHELASTIC_RUN_ID")
+        if world == "1" and run is None:
+            return cls()
+
         restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-        address, port = (environment.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        named = run is not None and run != _NO_ID
-        attempt = f"{address}:{port}/{restarts}"
-        return cls(int(rank), int(world), run if named else port, attempt, named or restarts != "0")
+        address = environment.get("MASTER_ADDR", "")
+        port = environment.get("MASTER_PORT", "")
+        repeats = True
+        if run is None or run == _NO_ID:
+            run = port
+            repeats = restarts != "0"
+        return cls(int(rank), int(world), run, f"{address}:{port}/{restarts}", repeats)
 
     @property
     def leads(self) -> bool:
@@ -72,16 +77,24 @@ class LaunchedRank:
 
     @property
     def meets(self) -> bool:
-        """Whether the launcher gave the ranks a place or an id to meet by: without one, no other rank is waited for."""
+        """Whether the launcher gave the ranks a place or an id to meet by.
+
+        Without one, no other rank is waited for.
+        """
         return bool(self.run)
 
     @property
     def label(self) -> str:
-        """The part of a recording's name that is unique: the process, or an id that all ranks of the run share."""
+        """The part of a recording's name that is unique.
+
+        It is the process, or an id that all ranks of the run share.
+        """
         if self.run is None:
             return str(os.getpid())
         uuid = _UUID.fullmatch(self.run)
-        return uuid[1] if uuid else re.sub(r"[^\w.-]", "_", self.run)
+        if uuid is not None:
+            return uuid[1]
+        return re.sub(r"[^\w.-]", "_", self.run)
 
     def describe(self) -> dict[str, Any]:
         """Return its entries in ``manifest.json``."""
@@ -99,9 +112,8 @@ class LaunchedRank:
         """
         if not self.leads:
             return name
-        place = next(
-            place for place in places(Path(name)) if not self._keeps(place, first=name, force=force)
-        )
+        candidates = places(Path(name))
+        place = next(p for p in candidates if not self._keeps(p, first=name, force=force))
         check_place(place, force)
         return str(place)
 
@@ -132,7 +144,7 @@ class LaunchedRank:
         return True
 
     def _keeps(self, place: Path, *, first: str, force: bool) -> bool:
-        """Whether existing files at a place stay: an earlier attempt's recording, or other files beside it."""
+        """Whether files at a place stay: an earlier attempt's recording, or others beside it."""
         if not self.repeats or not os.path.lexists(place):
             return False
         return _run_at(place) == self.run or not (force or place == Path(first))
@@ -151,4 +163,6 @@ def _run_at(place: Path) -> str | None:
         run = json.loads((place / "manifest.json").read_bytes()).get("run")
     except (OSError, ValueError, AttributeError):
         return None
-    return None if run is None else str(run)
+    if run is None:
+        return None
+    return str(run)

@@ -1,4 +1,7 @@
-"""The sink that writes the data of a watched program to disk; a failure to write never affects the program."""
+"""The sink that writes the data of a watched program to disk.
+
+A failure to write never affects the program.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,11 @@ PATIENCE = 120.0
 PATIENCE_AT_THE_END = 3.0
 """Most seconds that a rank waits at its end for rank 0 to make the recording."""
 
-_FEW, _MANY = 100, 10_000
-"""Number of writes that are kept in any case while rank 0 has not made the recording, and most that are kept."""
+_FEW = 100
+"""How many writes are kept in any case while rank 0 has not made the recording."""
+
+_MANY = 10_000
+"""Most writes that are kept while it has not."""
 
 _PAUSE = 0.05
 
@@ -52,7 +58,9 @@ class RecordingSink:
         strict: bool = False,
         waits: bool = True,
     ) -> None:
-        self.place, self.begin, self.waits = place, begin, waits
+        self.place = place
+        self.begin = begin
+        self.waits = waits
         self.writer: RecordingWriter | None = None
         self._shield = Shield(
             "writing",
@@ -64,7 +72,8 @@ class RecordingSink:
         )
         self._kept: list[Callable[[RecordingWriter], None]] = []
         self._since: float | None = None
-        self._closed, self._step = False, 0
+        self._closed = False
+        self._step = 0
 
     @property
     def failed(self) -> bool:
@@ -76,7 +85,9 @@ class RecordingSink:
 
         A later attempt of ranks has its own.
         """
-        return None if self.writer is None else self.writer.path
+        if self.writer is None:
+            return None
+        return self.writer.path
 
     def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
         """Write the list of sites; the first call makes the recording."""
@@ -94,7 +105,9 @@ class RecordingSink:
 
     def close(self) -> None:
         """End the recording."""
-        until = monotonic() + (PATIENCE_AT_THE_END if self.waits else 0.0)
+        until = monotonic()
+        if self.waits:
+            until += PATIENCE_AT_THE_END
         while self._kept and self.writer is None and monotonic() < until:
             sleep(_PAUSE)
             self._attempt()
@@ -115,19 +128,23 @@ class RecordingSink:
         if self.writer is None:
             self._be_patient()
             return
-        kept, self._kept = self._kept, []
+        kept = self._kept
+        self._kept = []
         for write in kept:
             write(self.writer)
 
     def _be_patient(self) -> None:
         now = monotonic()
-        self._since = self._since if self._since is not None else now
-        if len(self._kept) > (_FEW if now - self._since > PATIENCE else _MANY):
+        if self._since is None:
+            self._since = now
+        most = _FEW if now - self._since > PATIENCE else _MANY
+        if len(self._kept) > most:
             raise self._missing()
 
     def _missing(self) -> RecordingError:
         return RecordingError(
-            f"rank 0 has not created a recording at {self.place}; give all ranks the same path, in a folder that they share"
+            f"rank 0 has not created a recording at {self.place}; give all ranks the same "
+            "path, in a folder that they share"
         )
 
     def _give_up(self) -> None:

@@ -12,7 +12,7 @@ from kedge.rules.project_config import configured_rules
 from kedge.rules.registry import check
 from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.recording import Recording, SiteInfo
-from kedge.watch.run.sinks import RunSink, entry_of
+from kedge.watch.run.sinks import RunSink, entry_of, selected
 
 
 def replay(recording: Recording | str | os.PathLike[str], sink: RunSink) -> None:
@@ -31,21 +31,20 @@ def replay(recording: Recording | str | os.PathLike[str], sink: RunSink) -> None
 
 
 def _pass_on(recording: Recording, sink: RunSink) -> None:
-    sink.sites(
-        [_entry(site) for site in recording.sites],
-        [
-            {"name": root.name, "prefix": root.prefix, "parameters": root.parameters}
-            for root in recording.roots
-        ],
-    )
+    roots = [
+        {"name": root.name, "prefix": root.prefix, "parameters": root.parameters}
+        for root in recording.roots
+    ]
+    sink.sites([_entry(site) for site in recording.sites], roots)
+
     columns = _columns(recording)
-    steps, order = columns["step"], np.argsort(columns["step"], kind="stable")
+    steps = columns["step"]
+    order = np.argsort(steps, kind="stable")
     for part in np.split(order, np.flatnonzero(np.diff(steps[order])) + 1):
         if len(part):
-            sink.stats(
-                int(steps[part[0]]),
-                {name: _selected(values, part) for name, values in columns.items()},
-            )
+            rows = {name: selected(values, part) for name, values in columns.items()}
+            sink.stats(int(steps[part[0]]), rows)
+
     for event in recording.events:
         sink.event(event.entry())
     for finding in check(recording, configured_rules()):
@@ -54,20 +53,18 @@ def _pass_on(recording: Recording, sink: RunSink) -> None:
 
 def _columns(recording: Recording) -> dict[str, Any]:
     """Return all rows as columns, with the rows of one site and step merged."""
-    each = [(site.id, recording.rows(site)) for site in recording.sites]
-    columns: dict[str, Any] = {
-        name: np.concatenate([np.zeros(0, dtype), *(getattr(rows, name) for _, rows in each)])
-        for name, (dtype, _) in COLUMNS.items()
-        if name != "site"
-    }
-    columns["site"] = np.repeat([i for i, _ in each], [len(rows) for _, rows in each])
-    return columns | {
-        name: [held for _, rows in each for held in getattr(rows, name)] for name in BINARY
-    }
-
-
-def _selected(values: Any, part: Any) -> Any:
-    return [values[i] for i in part.tolist()] if isinstance(values, list) else values[part]
+    every = [recording.rows(site) for site in recording.sites]
+    columns: dict[str, Any] = {}
+    for name, (dtype, _) in COLUMNS.items():
+        if name == "site":
+            numbers = [site.id for site in recording.sites]
+            columns[name] = np.repeat(numbers, [len(rows) for rows in every])
+        else:
+            empty = np.zeros(0, dtype)
+            columns[name] = np.concatenate([empty, *(getattr(rows, name) for rows in every)])
+    for name in BINARY:
+        columns[name] = [held for rows in every for held in getattr(rows, name)]
+    return columns
 
 
 def _entry(site: SiteInfo) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A watched run in a notebook: its verdict, its curves, its findings and its modules, as HTML that folds."""
+"""A watched run in a notebook: verdict, curves, findings and modules, as HTML that folds."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ class Findings(tuple[Finding, ...]):
 def run_html(shown_run: ShownRun) -> str:
     """Return a run as HTML: the verdict, the curves and the findings, and below a line the modules."""
     recording = shown_run.recording
-    state = "" if recording.end is not None else " so far"
     name = shown_run.command or recording.path.name
-    told = f"{name}: {counted(len(recording.steps), 'measured step')}{state}"
+    told = f"{name}: {counted(len(recording.steps), 'measured step')}"
+    if recording.end is None:
+        told += " so far"
     parts = [
         notebook.heading(told),
         notebook.paragraph(verdict(shown_run.judgement, 3), quiet=False),
@@ -87,26 +88,39 @@ def _curve(curve: Curve) -> str:
 
 
 def _picture(values: Floats, told: str) -> str:
-    """Return an SVG of a curve: on a logarithmic scale if no value is negative; a tick at the top is not finite."""
+    """Return an SVG of a curve: on a logarithmic scale if no value is negative.
+
+    A tick at the top is not finite.
+    """
     drawn = binned(values, WIDTH, np.maximum)
     known = drawn[np.isfinite(drawn)]
     if len(known) and known.min() >= 0:
         drawn = np.log10(np.maximum(drawn, known[known > 0].min(initial=1.0)))
         known = drawn[np.isfinite(drawn)]
-    low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
-    x = np.linspace(2, WIDTH - 2, len(drawn)) if len(drawn) > 1 else np.array([2.0])
+    low = high = 0.0
+    if len(known):
+        low, high = known.min(), known.max()
+    x = np.linspace(2, WIDTH - 2, len(drawn))
     y = HEIGHT - 4 - (drawn - low) / ((high - low) or 1.0) * (HEIGHT - 12)
-    line, ticks, pen = "", "", "M"
+
+    line = ""
+    ticks = ""
+    pen = "M"
     for across, down in zip(x.tolist(), y.tolist(), strict=True):
         if isfinite(down):
-            line, pen = f"{line}{pen}{across:.1f} {down:.1f}", "L"
+            line += f"{pen}{across:.1f} {down:.1f}"
+            pen = "L"
         else:
-            ticks, pen = f"{ticks}M{across:.1f} 1v5", "M"
+            ticks += f"M{across:.1f} 1v5"
+            pen = "M"
     return notebook.svg(WIDTH, HEIGHT, f"{line}{ticks}", told)
 
 
 def _modules(shown_run: ShownRun) -> str:
-    """Return the table of modules, below a line that unfolds it; alike blocks share a line, as in the terminal."""
+    """Return the table of modules, below a line that unfolds it.
+
+    Alike blocks share a line, as in the terminal.
+    """
     shown = shown_run.folds
     chosen = columns(shown, len(shown_run.recording.steps), TABLE, shown_run.marks(shown))
     rows = [[str(column.cell(line)) for column in chosen] for line in shown]

@@ -36,9 +36,10 @@ class RunSink(Protocol):
 
 
 class Sinks:
-    """Passes the same data to the recorder and to further sinks; a sink that fails is reported and gets nothing more.
+    """Passes the same data to the recorder and to further sinks.
 
-    Findings are searched for as soon as something is not finite, and at the end.
+    A sink that fails is reported and gets nothing more. Findings are searched for as soon as
+    something is not finite, and at the end.
     """
 
     def __init__(
@@ -61,9 +62,11 @@ class Sinks:
     def stats(self, step: int, columns: Columns) -> None:
         """Pass on the statistics of a step, or of several; each sink gets them step by step."""
         self.recorder.stats(step, columns)
-        for number, part in by_step(step, columns) if self._shields else ():
+        if not self._shields:
+            return
+        for number, part in by_step(step, columns):
             self._each(partial(_send_stats, number, part))
-        if self._shields and not self._spoiled and not rows_of(step, columns).clean.all():
+        if not self._spoiled and not rows_of(step, columns).clean.all():
             self._spoiled = True
             self._report_findings()
 
@@ -100,12 +103,16 @@ def by_step(step: int, columns: Columns) -> Iterator[tuple[int, Columns]]:
     steps = np.asarray(columns["step"])
     for number in np.unique(steps):
         chosen = np.flatnonzero(steps == number)
-        part = {
-            name: [c[i] for i in chosen] if isinstance(c, list) else np.asarray(c)[chosen]
-            for name, c in columns.items()
-        }
+        part = {name: selected(column, chosen) for name, column in columns.items()}
         del part["step"]
         yield int(number), part
+
+
+def selected(column: Any, chosen: np.ndarray[Any, Any]) -> Any:
+    """Return some rows of a column, which is a list if it holds bytes."""
+    if isinstance(column, list):
+        return [column[i] for i in chosen.tolist()]
+    return np.asarray(column)[chosen]
 
 
 def _send_stats(step: int, columns: Columns, sink: RunSink) -> None:
@@ -124,11 +131,11 @@ def entry_of(finding: Finding) -> dict[str, Any]:
 def rows_of(step: int, columns: Columns) -> Rows:
     """Return the columns of one step as rows, one for each site; missing columns count as not measured."""
     count = len(columns["site"])
-    held: dict[str, Any] = {
-        name: _column(name, columns, count) for name in COLUMNS if name != "site"
-    }
+    nothing = (b"",) * count
+    held = {name: _column(name, columns, count) for name in COLUMNS if name != "site"}
     held["step"] = np.full(count, step, dtype=np.int64)
-    held.update((name, tuple(columns.get(name, (b"",) * count))) for name in BINARY)
+    for name in BINARY:
+        held[name] = tuple(columns.get(name, nothing))
     return Rows(**held)
 
 
@@ -137,4 +144,5 @@ def _column(name: str, columns: Columns, count: int) -> Any:
     if name not in columns:
         return np.full(count, default, dtype=dtype)
     values = np.asarray(columns[name])
-    return values.astype(np.float64 if values.dtype.kind == "f" else np.int64, copy=False)
+    wide = np.float64 if values.dtype.kind == "f" else np.int64
+    return values.astype(wide, copy=False)

@@ -31,10 +31,14 @@ from kedge.watch.run.recorder import RecordingSink
 from kedge.watch.totals import WatchSummary
 
 NO_MODULE = (
-    "the program called no module in this process, except in functions that are compiled as a whole, and no optimizer "
-    "trained tensors of its own; kedge sites --ops lists the operations of a program of tensors"
+    "the program called no module in this process, except in functions that are compiled as a "
+    "whole, and no optimizer trained tensors of its own; kedge sites --ops lists the operations "
+    "of a program of tensors"
 )
-NO_SITE = "modules were called, but no selected site had a value that can be measured; list the sites with kedge sites"
+NO_SITE = (
+    "modules were called, but no selected site had a value that can be measured; list the "
+    "sites with kedge sites"
+)
 CHECKING = "checking the recording", "its findings are unknown"
 #: Most rules that the last lines name.
 NAMED_RULES = 3
@@ -59,14 +63,17 @@ def last_words(
         error: The error that ended the program; None if it ran to its last line.
         end: The clock of the work after the program; one that begins now if None.
     """
-    if recorder.writer is None:
-        without_site = (
-            NO_SITE if summary.steps else ended_before("it called a module", error) or NO_MODULE
+    if recorder.writer is not None:
+        yield from words_on(
+            name, recorder.place, summary, folder, end, is_whole=not recorder.failed
         )
-        why = "" if recorder.failed or summary.failed else f": {without_site}"
-        yield f"nothing was recorded{why}"
-        return
-    yield from words_on(name, recorder.place, summary, folder, end, is_whole=not recorder.failed)
+    elif recorder.failed or summary.failed:
+        yield "nothing was recorded"
+    elif summary.steps:
+        yield f"nothing was recorded: {NO_SITE}"
+    else:
+        why = ended_before("it called a module", error) or NO_MODULE
+        yield f"nothing was recorded: {why}"
 
 
 def words_on(
@@ -78,15 +85,23 @@ def words_on(
     *,
     is_whole: bool = True,
 ) -> Iterator[str]:
-    """Yield the lines about a recording that was made; arguments as in `last_words`, and whether all of it was written."""
-    end = EndClock(summary.watching, summary.seconds) if end is None else end
+    """Yield the lines about a recording that was made.
+
+    Arguments as in `last_words`, and whether all of it was written.
+    """
+    if end is None:
+        end = EndClock(summary.watching, summary.seconds)
     checked = _checked(name, place, folder, end)
-    written = "" if is_whole else _on_disk(place)
+    written = f"{summary.sampled:,} measured"
+    if not is_whole:
+        written += _on_disk(place)
+
     took, passed = end.cost()  # after the work that it counts
     cost = percent(took / passed) if passed else "nothing"
+    sites = counted(summary.sites, "site")
+    steps = counted(summary.steps, "step")
     yield (
-        f"{_rank_prefix(place)}{counted(summary.sites, 'site')}, {counted(summary.steps, 'step')}, "
-        f"{summary.sampled:,} measured{written}; "
+        f"{_rank_prefix(place)}{sites}, {steps}, {written}; "
         f"watching took {cost} of {seconds(passed)}"
     )
     yield from checked
@@ -105,29 +120,34 @@ def _on_disk(place: Path) -> str:
         return ", and not all written"
     if not len(steps):
         return ", none of them on the disk: they could not be written"
-    return f", {len(steps):,} of them on the disk (up to step {steps[-1]}), the rest could not be written"
+    until = f"up to step {steps[-1]}"
+    return f", {len(steps):,} of them on the disk ({until}), the rest could not be written"
 
 
 def _rank_prefix(place: Path) -> str:
-    """Return a prefix that marks figures as rank 0's and counts the ranks that recorded; empty for a single process."""
+    """Return a prefix that marks figures as rank 0's and counts the ranks that recorded.
+
+    Empty for a single process.
+    """
     try:
-        world, ranks = int(read_manifest(place).get("world") or 1), read_ranks(place)
+        world = int(read_manifest(place).get("world") or 1)
+        ranks = read_ranks(place)
     except RecordingError:  # `_checked` reports what is wrong with it
         return ""
     if world == 1:
         return ""
-    shown = (
-        counted(world, "rank")
-        if len(ranks) == world
-        else f"{len(ranks):,} of {counted(world, 'rank')}"
-    )
+    shown = counted(world, "rank")
+    if len(ranks) != world:
+        shown = f"{len(ranks):,} of {shown}"
     return f"{shown} recorded; rank 0: "
 
 
 def _checked(name: str, place: Path, folder: Path | None, end: EndClock) -> list[str]:
     failures: list[str] = []
     lines = Shield(*CHECKING, tell=failures.append)(_judged, name, place, folder, end)
-    return lines if lines is not None else failures[:1]
+    if lines is None:
+        return failures[:1]
+    return lines
 
 
 def _judged(name: str, place: Path, folder: Path | None, end: EndClock) -> list[str]:
@@ -137,10 +157,13 @@ def _judged(name: str, place: Path, folder: Path | None, end: EndClock) -> list[
     if judgement.left:
         ran = f"{judgement.rules} of {counted(judgement.rules + judgement.left, 'rule')}"
         lines.append(
-            f"judged {ran}, as the rest would take longer than {seconds(end.limit)}; it does: kedge check {shlex.quote(name)}"
+            f"judged {ran}, as the rest would take longer than {seconds(end.limit)}; "
+            f"it does: kedge check {shlex.quote(name)}"
         )
-    elif not end.is_over() and (apart := apart_in_short(recording, judgement.findings)):
-        lines.append(apart)
+    elif not end.is_over():
+        apart = apart_in_short(recording, judgement.findings)
+        if apart:
+            lines.append(apart)
     return lines
 
 
@@ -156,14 +179,16 @@ def in_short(judgement: Judgement) -> str:
     for finding in findings:
         places.setdefault(finding.code, []).append(finding.site)
     named = [_named(code, sites) for code, sites in list(places.items())[:NAMED_RULES]]
-    left = (
-        [f"{counted(len(judgement.unjudged), 'rule')} could not judge"]
-        if judgement.unjudged
-        else []
-    )
-    unseen = [not_watched(judgement, NAMED_RULES)] if judgement.unseen else []
-    return "; ".join([f"{tally(findings)}: {'; '.join(named)}", *unseen, *left])
+    parts = [f"{tally(findings)}: {'; '.join(named)}"]
+    if judgement.unseen:
+        parts.append(not_watched(judgement, NAMED_RULES))
+    if judgement.unjudged:
+        parts.append(f"{counted(len(judgement.unjudged), 'rule')} could not judge")
+    return "; ".join(parts)
 
 
 def _named(code: str, sites: Sequence[str]) -> str:
-    return f"{code} at {sites[0]}" + (f" and {len(sites) - 1} more" if len(sites) > 1 else "")
+    first, *more = sites
+    if more:
+        return f"{code} at {first} and {len(more)} more"
+    return f"{code} at {first}"

@@ -27,16 +27,23 @@ import math
 from collections.abc import Callable
 
 from kedge.watch.step import StepKind
-from kedge.watch.steps.allowed_time import AllowedTime
 from kedge.watch.steps.kind_costs import KindCosts
 from kedge.watch.steps.spacing import ALWAYS, FIRST_STEPS, Spacing
 
+ALLOWANCE = 3.0
+"""Seconds that watching may take in any run."""
+_FREE = 0.5
+"""Those of them that are free at once."""
+_COUNTING = 2 / 3
+"""Largest part of the allowed time that counting steps, and compiling, may take."""
 _FOR_THE_FIRST = 10.0
 """Seconds of watching up to which the first few steps are measured."""
 _AT_ONCE = 1.0
 """Seconds of watching up to which a step that is no landmark need not be earned."""
-_LONGEST_SKIPPED, _LONGEST_GUARDED = 4096, 16
-"""Most steps that are skipped, or guarded, before the next decision."""
+_LONGEST_SKIPPED = 4096
+"""Most steps that are skipped before the next decision."""
+_LONGEST_GUARDED = 16
+"""Most steps that are guarded before the next decision."""
 _GRANTED = 8
 """How many requested measured steps are granted regardless of the budget."""
 
@@ -68,10 +75,12 @@ class Budget:
         self.counts = dict.fromkeys(StepKind, 0)
         self.seconds = 0.0
         self.run = self._planned = 1
-        self._time, self._costs = AllowedTime(share), KindCosts()
+        self._time = AllowedTime(share)
+        self._costs = KindCosts()
         self.spacing = Spacing(every, others)
         self._per_step = self._mark = 0.0
-        self._wishes, self._wished = 0, False
+        self._wishes = 0
+        self._wished = False
         self._is_apart = True
 
     def begin(self, now: float, per_step: float = 0.0) -> None:
@@ -82,7 +91,8 @@ class Budget:
             per_step: Seconds that counting one step of any kind takes.
         """
         self._time.begin(now)
-        self._mark, self._per_step = now, per_step
+        self._mark = now
+        self._per_step = per_step
 
     @property
     def is_limited(self) -> bool:
@@ -98,22 +108,22 @@ class Budget:
             timed: Timed seconds of watching in the run, besides counting the steps.
         """
         steps = self.done + 1
-        length, self._mark = (now - self._mark) / steps, now
+        length = (now - self._mark) / steps
+        self._mark = now
         self._count(steps)
-        if not any(
-            self.counts.values()
-        ):  # attaches the hooks; the end of the run takes about as long
-            self._time.setup = 2 * timed
-            self.seconds += timed
-        else:
+        if any(self.counts.values()):
             self.seconds += self._costs.charge(
                 self.kind, steps, length, timed, apart=self._is_apart
             )
+        else:
+            # It attaches the hooks; the end of the run takes about as long.
+            self._time.setup = 2 * timed
+            self.seconds += timed
         self.counts[self.kind] += steps
         return self._choose(step + 1, now)
 
     def interrupt(self, now: float, timed: Callable[[], float] = lambda: 0.0) -> None:
-        """Make the current step a guarded one, in the middle of a run, because something in it is not finite.
+        """Make the current step a guarded one, in the middle of a run, as something is not finite.
 
         Args:
             now: The time, in seconds.
@@ -124,10 +134,15 @@ class Budget:
         self._count(self.done)
         if self.done and self.kind is StepKind.GUARDED:
             self.seconds += self._costs.charge_interrupted(self.done, timed())
-        self.kind, self.run, self._planned, self._mark = StepKind.GUARDED, 1, 1, now
+        self.kind = StepKind.GUARDED
+        self.run = self._planned = 1
+        self._mark = now
 
     def wish(self) -> None:
-        """Request a measured step next; granted a few times in any case, then if the budget pays for it."""
+        """Request a measured step next.
+
+        Granted a few times in any case, then if the budget pays for it.
+        """
         self._wishes += 1
         self._wished |= self._wishes <= _GRANTED
 
@@ -147,7 +162,10 @@ class Budget:
         self._costs.charge_device(seconds)
 
     def charge_compiled(self, seconds: float) -> None:
-        """Charge seconds that compiled code took in steps that are not measured, to run Kedge's operators or to compile."""
+        """Charge seconds of compiled code in steps that are not measured.
+
+        It takes them to run Kedge's operators, or to compile.
+        """
         self._time.counting += seconds
         self.seconds += seconds
 
@@ -162,11 +180,12 @@ class Budget:
 
     def _choose(self, step: int, now: float) -> StepKind:
         """Choose the kind of a step, and the number of steps until the next decision."""
-        self.run, share = 1, self._time.share
+        self.run = 1
+        self.kind = StepKind.MEASURED
+        share = self._time.share
         if share is None:
-            self.kind = (
-                StepKind.MEASURED if self._wished or self.spacing.is_due(step) else StepKind.GUARDED
-            )
+            if not self._wished and not self.spacing.is_due(step):
+                self.kind = StepKind.GUARDED
         else:
             cost, left = self._measuring(now)
             is_due = self._is_due(step, cost, left)
@@ -174,11 +193,10 @@ class Budget:
             if step < ALWAYS:
                 is_paid_at_once = self.seconds + cost <= _FOR_THE_FIRST
             self._is_apart = self.spacing.is_landmark(step) and is_paid_at_once
-            if self._is_apart or self._wished or is_due:
-                self.kind = StepKind.MEASURED
-            else:
+            if not (self._is_apart or self._wished or is_due):
                 self._choose_between(step, now, share)
-        self._planned, self._wished = self.run, False
+        self._planned = self.run
+        self._wished = False
         return self.kind
 
     def _measuring(self, now: float) -> tuple[float, float]:
@@ -206,11 +224,60 @@ class Budget:
         cost, left = self._costs.cost_and_left(StepKind.GUARDED, self._time.by(now))
         left = min(left, self._below_limit(now))
         due = self.spacing.until_next(step)
-        if left >= cost:
-            self.kind, steps = StepKind.GUARDED, min(left / cost if cost else 1, _LONGEST_GUARDED)
+        steps = 1.0
+        if left < cost:
+            self.kind = StepKind.SKIPPED
+            steps = min(self._costs.until_paid(cost - left, share), _LONGEST_SKIPPED)
         else:
-            self.kind, steps = (
-                StepKind.SKIPPED,
-                min(self._costs.until_paid(cost - left, share), _LONGEST_SKIPPED),
-            )
+            self.kind = StepKind.GUARDED
+            if cost:
+                steps = min(left / cost, _LONGEST_GUARDED)
         self.run = max(min(math.floor(steps), due), 1)
+
+
+class AllowedTime:
+    """The seconds that watching may take by now.
+
+    Args:
+        share: The share of the run's time that watching may take; None for no limit.
+
+    Attributes:
+        setup: Seconds of the run's first step and its end, which are allowed besides.
+        counting: Seconds that steps of every kind have taken: counting them, and what compiled code
+            costs besides.
+    """
+
+    def __init__(self, share: float | None) -> None:
+        self.share = share
+        self.setup = self.counting = 0.0
+        self._began = 0.0
+
+    def begin(self, now: float) -> None:
+        """Start the clock."""
+        self._began = now
+
+    def limit(self, now: float) -> float:
+        """Return the seconds that watching may take in all if the run ends at a time."""
+        if self.share is None:
+            return math.inf
+        return max(self.share * (now - self._began), ALLOWANCE)
+
+    def by(self, now: float) -> float:
+        """Return the seconds allowed by a time for measuring and guarding."""
+        if self.share is None:
+            return math.inf
+        by_share = self.share * (now - self._began)
+        setup = min(self.setup, ALLOWANCE - _FREE)
+        at_once = setup + _FREE
+        ramp = math.sqrt(min(by_share / ALLOWANCE, 1.0))
+        allowed = max(by_share, at_once + (ALLOWANCE - at_once) * ramp)
+        return self._besides_counting(allowed - setup)
+
+    def earned(self, now: float) -> float:
+        """Return the seconds that the share alone allows by a time for measuring and guarding."""
+        if self.share is None:
+            return math.inf
+        return self._besides_counting(self.share * (now - self._began))
+
+    def _besides_counting(self, allowed: float) -> float:
+        return allowed - min(self.counting, _COUNTING * allowed)

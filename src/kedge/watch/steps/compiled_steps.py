@@ -33,18 +33,21 @@ from kedge.watch.steps.costs import Costs
 from kedge.watch.steps.shield import STEP, WatchShield
 
 _STAYS = (
-    'torch.compiler.set_stance("{stance}") allows no more compiling, and there is no code of the model without Kedge\'s hooks: '
-    "they stay in it, also in steps that are not measured, which may cost more than --budget. Set the stance later, or before "
-    "the first step"
+    'torch.compiler.set_stance("{stance}") allows no more compiling, and there is no code of '
+    "the model without Kedge's hooks: they stay in it, also in steps that are not measured, "
+    "which may cost more than --budget. Set the stance later, or before the first step"
 )
 _IS_OUT = (
-    'torch.compiler.set_stance("{stance}") allows no more compiling, and there is code of the model only without Kedge\'s '
-    "hooks: as long as it is set, what runs in that code is not measured. Set the stance later, after a measured step"
+    'torch.compiler.set_stance("{stance}") allows no more compiling, and there is code of the '
+    "model only without Kedge's hooks: as long as it is set, what runs in that code is not "
+    "measured. Set the stance later, after a measured step"
 )
 
 
 class CodeVariants:
-    """The two variants of compiled code, of which one may not exist; see Note [Where nothing may be compiled].
+    """The two variants of compiled code, of which one may not exist.
+
+    See Note [Where nothing may be compiled].
 
     Args:
         place: Puts the hooks of measured steps in, or takes them out.
@@ -56,10 +59,12 @@ class CodeVariants:
     """
 
     def __init__(self, place: Callable[[bool], None], shield: WatchShield) -> None:
-        self.hooked, self.refused = True, False
+        self.hooked = True
+        self.refused = False
         self.settle = shield.around(self._settle, STEP)
         self._try = shield.around(self._try_other, STEP)
-        self._place, self._said = place, False
+        self._place = place
+        self._said = False
         self._existing: set[bool] = set()
         self._frames = dynamo.frames()
 
@@ -72,7 +77,10 @@ class CodeVariants:
         return self.hooked
 
     def try_other(self, has_code: Callable[[], bool]) -> bool:
-        """Put the hooks in, or take them out, if there is code of the current frame for that; returns whether there is."""
+        """Put the hooks in, or take them out, if there is code of the current frame for that.
+
+        Returns whether there is.
+        """
         before = self.hooked
         self._try(has_code)
         return self.hooked is not before
@@ -112,7 +120,8 @@ class CodeVariants:
         self.refused |= hooked
         if not self._said:
             self._said = True
-            say((_STAYS if hooked else _IS_OUT).format(stance=stance()))
+            text = _STAYS if hooked else _IS_OUT
+            say(text.format(stance=stance()))
 
     def _note(self) -> None:
         """Note which variant has been compiled since the last time."""
@@ -143,28 +152,34 @@ class CompiledSteps:
     def __init__(
         self, session: Owner, budget: Budget, costs: Costs, variants: CodeVariants
     ) -> None:
-        self.two, self.idle, self.variants = False, 0.0, variants
-        self._session, self._budget, self._costs = session, budget, costs
+        self.two = False
+        self.idle = 0.0
+        self.variants = variants
+        self._session = session
+        self._budget = budget
+        self._costs = costs
         self._before = self._compiled = dynamo.compile_seconds()
         self._operators = 0
         self._late = False
 
     def charge(self, *, measured: bool) -> float:
-        """Charge what compiled code took in the steps that have ended; returns what is part of a measured step."""
+        """Charge what compiled code took in the steps that have ended.
+
+        Returns what is part of a measured step.
+        """
         if not dynamo.has_compiled():
             return 0.0
-        compiled, operators = (
-            dynamo.compile_seconds(),
-            self._costs.operators(self._session.in_graph - self._operators),
-        )
-        out = not self.variants.hooked
-        if (
-            compiled > self._compiled == self._before and out
-        ):  # the program's first code is without the hooks
+        compiled = dynamo.compile_seconds()
+        operators = self._costs.operators(self._session.in_graph - self._operators)
+        self._operators = self._session.in_graph
+
+        is_out = not self.variants.hooked
+        if compiled > self._compiled == self._before and is_out:
+            # The program's first code is without the hooks.
             self._late = self.two = True
-        second = compiled - self._compiled if self.two and out is not self._late else 0.0
-        self._operators, self._compiled = self._session.in_graph, compiled
-        self._budget.charge_compiled(second)
+        if self.two and is_out is not self._late:
+            self._budget.charge_compiled(compiled - self._compiled)
+        self._compiled = compiled
         if measured:
             return operators
         self.idle += operators
@@ -173,9 +188,8 @@ class CompiledSteps:
 
     def keeps_hooks(self, *, measured: bool) -> bool:
         """Whether the hooks of measured steps are there in the next step, too."""
-        return self.variants.choose(
-            hooked=measured or (dynamo.has_compiled() and not self._may_leave())
-        )
+        stay = dynamo.has_compiled() and not measured and not self._may_leave()
+        return self.variants.choose(hooked=measured or stay)
 
     def _may_leave(self) -> bool:
         if self.variants.refused:

@@ -16,7 +16,10 @@ _LEARNING = 0.25
 _MOST = 3.0
 """Most that a step is assumed to cost, as a multiple of its timed cost."""
 _AFTERWARDS = 1.25
-"""Cost of a step with the steps after it, as a multiple of its own: measured with models of 3 and of 12 layers."""
+"""Cost of a step with the steps after it, as a multiple of its own.
+
+Measured with models of 3 and of 12 layers.
+"""
 _REMEMBERED = 15
 """How many step lengths are remembered."""
 
@@ -45,16 +48,21 @@ class StepKindCost:
 
     def charge(self, steps: int, timed: float, extra: float) -> float:
         """Charge some steps; returns their cost in seconds."""
-        self.timed, self.extra = _learn(self.timed, timed), _learn(self.extra, extra)
-        self.spent += steps * self.cost
-        return steps * self.cost
+        self.timed = _learn(self.timed, timed)
+        self.extra = _learn(self.extra, extra)
+        seconds = steps * self.cost
+        self.spent += seconds
+        return seconds
 
 
 class KindCosts:
     """The costs of measured and guarded steps, and the lengths of steps without them."""
 
     def __init__(self) -> None:
-        self._costs = {StepKind.MEASURED: StepKindCost(0.6), StepKind.GUARDED: StepKindCost(0.4)}
+        self._costs = {
+            StepKind.MEASURED: StepKindCost(share=0.6),
+            StepKind.GUARDED: StepKindCost(share=0.4),
+        }
         self._skipped: deque[float] = deque(maxlen=_REMEMBERED)
         self._between: deque[float] = deque(maxlen=_REMEMBERED)
 
@@ -74,7 +82,9 @@ class KindCosts:
             self._skipped.append(length)
             return timed
         timed /= steps
-        extra = length - median(self._skipped) if self._skipped else timed
+        extra = timed
+        if self._skipped:
+            extra = length - median(self._skipped)
         if kind is StepKind.GUARDED:
             self._between.append(length - timed)
         known = self._costs[kind]
@@ -84,8 +94,12 @@ class KindCosts:
         return seconds
 
     def charge_interrupted(self, steps: int, timed: float) -> float:
-        """Charge the guarded steps of an interrupted run, whose lengths are unknown; returns their cost in seconds."""
-        return self._costs[StepKind.GUARDED].charge(steps, timed / steps, timed / steps)
+        """Charge the guarded steps of an interrupted run, whose lengths are unknown.
+
+        Returns their cost in seconds.
+        """
+        each = timed / steps
+        return self._costs[StepKind.GUARDED].charge(steps, each, each)
 
     def charge_device(self, seconds: float) -> None:
         """Charge seconds that measuring took on devices."""
@@ -111,11 +125,16 @@ class KindCosts:
         lengths = self._skipped or self._between
         if not lengths:
             return 1
-        return lack / (self._costs[StepKind.GUARDED].share * share * max(median(lengths), 1e-7)) + 1
+        length = max(median(lengths), 1e-7)
+        earned = self._costs[StepKind.GUARDED].share * share * length
+        return lack / earned + 1
 
 
 def _learn(known: float | None, value: float) -> float:
-    """Add a value to a running mean, limited to a distance from it; single steps may be slow for other reasons."""
+    """Add a value to a running mean, limited to a distance from it.
+
+    Single steps may be slow for other reasons.
+    """
     if known is None:
         return value
     far = (_MOST - 1) * abs(known)

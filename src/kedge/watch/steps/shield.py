@@ -33,7 +33,9 @@ from kedge.watch.steps.costs import Costs
 OFF = 0
 """The level at which a meter measures nothing."""
 
-BACKWARD, OPTIMIZER, STEP = "a backward pass", "the optimizer", "a step"
+BACKWARD = "a backward pass"
+OPTIMIZER = "the optimizer"
+STEP = "a step"
 """Things that some work is about."""
 
 _MANY = 20
@@ -44,9 +46,9 @@ T = TypeVar("T")
 
 
 class WatchShield:
-    """Wraps the work of a watcher: it is timed, runs in one thread at a time, and never ends the program.
+    """Wraps the work of a watcher.
 
-    See Note [What a failure costs].
+    It is timed, runs in one thread at a time, and never ends the program. See Note [What a failure costs].
 
     Args:
         meter: The meter.
@@ -63,10 +65,13 @@ class WatchShield:
     """
 
     def __init__(self, meter: Meter, costs: Costs) -> None:
-        self.meter, self.costs = meter, costs
+        self.meter = meter
+        self.costs = costs
         self.failure: Exception | None = None
         self.losses: dict[str, str] = {}
-        self.over, self.in_child, self.pid = False, False, os.getpid()
+        self.over = False
+        self.in_child = False
+        self.pid = os.getpid()
         self.pauses_collection = self._is_working = False
 
     def around(self, work: Callable[..., None], of: str) -> Callable[..., None]:
@@ -120,18 +125,21 @@ class WatchShield:
 
     def notes(self) -> list[UnseenEvent]:
         """Return a note for each thing that was not watched."""
-        lost = (UnseenDetail(name=what, cause=cause) for what, cause in self.losses.items())
+        lost = [UnseenDetail(name=what, cause=cause) for what, cause in self.losses.items()]
         return [UnseenEvent(what="failed", detail=detail) for detail in lost]
 
     def alone(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Return the result of some work, which is timed, and runs in one thread at a time; see Note [Interrupts].
+        """Return the result of some work, which is timed, and runs in one thread at a time.
+
+        See Note [Interrupts].
 
         Python collects no garbage meanwhile, and does not search for it among what the work has made
         and keeps: attaching to thousands of modules makes so many objects that all of the program's
         would be searched again and again, which took a third of the time.
         """
         with self.meter.lock:
-            is_inside, collects = self._is_working, gc.isenabled()
+            is_inside = self._is_working
+            collects = gc.isenabled()
             try:
                 self._is_working = True
                 if collects:
@@ -159,14 +167,18 @@ def _make_old() -> None:
     Else Python would search them three times, as it searches all new ones: two seconds for
     10,000 modules. Garbage among the program's newest objects waits for the next full collection.
     """
-    new, often = gc.get_count()[0], gc.get_threshold()[0]
-    if new > _MANY * often > 0 and not gc.get_freeze_count():  # else the program's would be thawed
+    new, _, _ = gc.get_count()
+    often, _, _ = gc.get_threshold()
+    # What the program has frozen itself would be thawed.
+    if new > _MANY * often > 0 and not gc.get_freeze_count():
         gc.freeze()
         gc.unfreeze()
 
 
 def _named(of: str, args: tuple[Any, ...]) -> str:
-    return f"{of} {type(args[0]).__name__}" if of.startswith("the ") else of
+    if of.startswith("the "):
+        return f"{of} {type(args[0]).__name__}"
+    return of
 
 
 def stop_in_children(shield: WatchShield) -> None:
@@ -176,11 +188,14 @@ def stop_in_children(shield: WatchShield) -> None:
 
 def _leave_to_parent() -> None:
     for shield in _watching:
-        shield.meter.level, shield.in_child = OFF, True
-        if shield.pauses_collection:  # another thread is at work, which does not exist in the child
+        shield.meter.level = OFF
+        shield.in_child = True
+        # Another thread is at work then, which does not exist in the child.
+        if shield.pauses_collection:
             gc.enable()
 
 
 _watching: weakref.WeakSet[WatchShield] = weakref.WeakSet()
 
-os.register_at_fork(after_in_child=_leave_to_parent)  # once: Python keeps such functions for ever
+# Once: Python keeps such functions for ever.
+os.register_at_fork(after_in_child=_leave_to_parent)

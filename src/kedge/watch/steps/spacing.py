@@ -56,8 +56,9 @@ class Spacing:
         """Return the number of steps from one step to the next that may be measured."""
         if step < FIRST_STEPS:
             return 1
-        own, others = self.distance - step % self.distance, self.others(step, self.distance)
-        return min(own, others or own, self._next_landmark(step) - step)
+        own = self.distance - step % self.distance
+        others = self.others(step, self.distance) or own
+        return min(own, others, self._next_landmark(step) - step)
 
     def is_landmark(self, step: int) -> bool:
         """Whether a step is measured before others; see Note [Landmarks]."""
@@ -70,7 +71,9 @@ class Spacing:
         units = step // self.every
         doubled = 1 << units.bit_length()
         tripled = 3 << max(units.bit_length() - 2, 0)
-        return self.every * (tripled if tripled > units else doubled)
+        if tripled > units:
+            return self.every * tripled
+        return self.every * doubled
 
     def is_due(self, step: int) -> bool:
         """Whether a step is measured if there is no limit."""
@@ -82,8 +85,9 @@ class Spacing:
 
     def reaches(self, step: int) -> bool:
         """Whether a step that may be measured was reached since the last call."""
-        asked, self._asked = self._asked, step
-        return step // self.distance != asked // self.distance
+        before = self._asked
+        self._asked = step
+        return step // self.distance != before // self.distance
 
     def adapt(self, cost: float, left: float) -> None:
         """Adapt the distance to the cost of a measured step, and to the seconds that are left for it."""

@@ -1,12 +1,14 @@
-"""The events that end the steps of a run: updates of an optimizer, else backward passes, else forward passes.
+"""The events that end the steps of a run: updates of an optimizer, else backward or forward passes.
 
 # Note [What makes the steps]
-    NOTHING    no model with parameters was called: the passes of a transform are not steps
-    FORWARD    each forward pass of a model is a step: of the first one with parameters, or the next
-    after its deletion EXPECTED   the same model, but an optimizer may belong to it: while patience
-    lasts, its passes are not steps BACKWARD   each backward pass is a step: there was one, and no
-    optimizer holds a watched parameter OPTIMIZER  the steps of one optimizer are the run's; see
-    Note [Whose steps] in `kedge.watch.models.optimizers`
+* NOTHING: no model with parameters was called. The passes of a transform are not steps.
+* FORWARD: each forward pass of a model is a step: of the first one with parameters, or the next
+  after its deletion.
+* EXPECTED: the same model, but an optimizer may belong to it. While patience lasts, its passes are
+  not steps.
+* BACKWARD: each backward pass is a step. There was one, and no optimizer holds a watched parameter.
+* OPTIMIZER: the steps of one optimizer are the run's; see Note [Whose steps] in
+  `kedge.watch.models.optimizers`.
 
 A run goes down this list, and back only from EXPECTED to FORWARD: at the second pass if no
 optimizer is new or holds a parameter of the model, and after 256 passes with gradients. Searching
@@ -42,7 +44,10 @@ class StepsHandler(Protocol):
     """What `Steps` reports to."""
 
     def pass_began(self, passes: PassCounter, graded: bool) -> None:
-        """Called when a forward pass of a root begins, with its pass counter and whether it has gradients."""
+        """Called when a forward pass of a root begins.
+
+        With its pass counter, and whether it has gradients.
+        """
 
     def step_of_run_ended(self) -> None:
         """Called when a step has ended that others of its kind follow."""
@@ -66,31 +71,42 @@ class Steps(StepClock):
 
     def __init__(self, optimizers: Optimizers, budget: Budget, handler: StepsHandler) -> None:
         super().__init__(rank())
-        self.optimizers, self.budget, self.handler = optimizers, budget, handler
-        self.by, self.backward_passes = StepSource.NOTHING, 0
+        self.optimizers = optimizers
+        self.budget = budget
+        self.handler = handler
+        self.by = StepSource.NOTHING
+        self.backward_passes = 0
         self._any_optimizer = False
 
     @property
     def begun(self) -> int:
         """How many steps have begun; where forward passes may be the steps, every pass counts."""
-        return self.led if self.by < StepSource.BACKWARD else self.step
+        if self.by >= StepSource.BACKWARD:
+            return self.step
+        return self.led
 
     def add(self, root: RootModule, roots: Sequence[RootModule]) -> None:
-        """Make the forward passes of a new root the steps, if it alone has parameters and nothing else ends steps."""
-        others = any(r.parameters and r.hooks.hooked for r in roots if r is not root)
-        if (
-            self.by >= StepSource.BACKWARD
-            or root.hooks.passes is None
-            or not root.parameters
-            or others
-        ):
+        """Make the forward passes of a new root the steps.
+
+        This is so if it alone has parameters and nothing else ends steps.
+        """
+        passes = root.hooks.passes
+        if self.by >= StepSource.BACKWARD or passes is None or not root.parameters:
             return
+        if any(r.parameters and r.hooks.hooked for r in roots if r is not root):
+            return
+
         goes_on = self.by is not StepSource.NOTHING and self.led
-        self.lead(root.hooks.passes, lambda: self.optimizers.expect(root.module()))
-        self.led = self.step + 1 if goes_on else 0
+        self.lead(passes, lambda: self.optimizers.expect(root.module()))
+        self.led = 0
+        if goes_on:
+            self.led = self.step + 1
         self._any_optimizer = any_optimizer()
-        self.by = StepSource.EXPECTED if self._any_optimizer else StepSource.FORWARD
-        self.looked, self.awaited = not self._any_optimizer, AWAITED
+        self.by = StepSource.FORWARD
+        if self._any_optimizer:
+            self.by = StepSource.EXPECTED
+        self.looked = not self._any_optimizer
+        self.awaited = AWAITED
 
     def look(self) -> None:
         """Search, once, for an optimizer whose steps are worth waiting for."""
@@ -107,11 +123,11 @@ class Steps(StepClock):
             if self.by is StepSource.EXPECTED:
                 self._wait(graded)
             if self.by is StepSource.FORWARD and self.led:
-                super().end_step()  # each is reported: the hooks are installed, and their values belong to one step
+                # Each is reported: the hooks are installed, and their values belong to one step.
+                super().end_step()
             self.led += 1
-        if (
-            self.by is StepSource.FORWARD and not self._any_optimizer and any_optimizer()
-        ):  # made after the first pass
+        if self.by is StepSource.FORWARD and not self._any_optimizer and any_optimizer():
+            # It was made after the first pass.
             self._any_optimizer = True
             self.look()
 
@@ -131,12 +147,13 @@ class Steps(StepClock):
         """
         self.backward_passes += 1
         waiting: list[Optimizer] = []
-        early = self.by is not StepSource.BACKWARD and self.backward_passes <= 2
-        if early and self.backward_passes == (
-            2 if any_optimizer() else 1
-        ):  # an optimizer may be made late
-            waiting = self.optimizers.waiting()
-            self.by = self.by if waiting else StepSource.BACKWARD
+        if self.by is not StepSource.BACKWARD and self.backward_passes <= 2:
+            # An optimizer may be made late.
+            decisive = 2 if any_optimizer() else 1
+            if self.backward_passes == decisive:
+                waiting = self.optimizers.waiting()
+                if not waiting:
+                    self.by = StepSource.BACKWARD
         if self.by is StepSource.BACKWARD:
             self.end_step()
         return waiting
@@ -148,9 +165,9 @@ class Steps(StepClock):
             self.optimized()
 
     def count_skipped(self, optimizer: Optimizer) -> bool:
-        """Count an update of an optimizer in a skipped step that another one follows; returns whether it is one.
+        """Count an update of an optimizer in a skipped step that another one follows.
 
-        See Note [Cold caches] in `kedge.watch.step`.
+        Returns whether it is one. See Note [Cold caches] in `kedge.watch.step`.
         """
         leading, budget = self.optimizers.leading, self.budget
         if (

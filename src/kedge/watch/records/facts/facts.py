@@ -28,17 +28,16 @@ class Facts:
     """
 
     def __init__(self) -> None:
-        self.modes, self.gradients = TrainingModes(), KeptGradients()
-        self.unoptimized, self.unstepped, self.unseen = (
-            UnoptimizedParameters(),
-            Unstepped(),
-            UnseenWork(),
-        )
+        self.modes = TrainingModes()
+        self.gradients = KeptGradients()
+        self.unoptimized = UnoptimizedParameters()
+        self.unstepped = Unstepped()
+        self.unseen = UnseenWork()
 
     def backward_began(
         self, step: int, roots: Iterable[RootModule], passes: BackwardPasses
     ) -> list[RunEvent]:
-        """Return notes on the modes of trained models, and on gradients of the last step that are still there."""
+        """Return notes on the modes of trained models, and on gradients that were kept."""
         return [*self.modes.notes(step, roots), *self.gradients.backward_began(step, passes)]
 
     def at_end(
@@ -46,13 +45,14 @@ class Facts:
     ) -> list[RunEvent]:
         """Return the notes that are known at the end of the run."""
         notes: list[RunEvent] = []
-        unoptimized = self.unoptimized.notes(optimizers, roots, places)
         if optimizers.entries:
             described = tuple(entry.describe() for entry in optimizers.entries)
             notes.append(OptimizersEvent(optimizers=described))
         elif self.unstepped.in_vain:
             notes.append(NotOptimizedEvent(in_vain=self.unstepped.in_vain))
-        return [*notes, *unoptimized, *self.unseen.notes(trained=bool(optimizers.entries))]
+        notes += self.unoptimized.notes(optimizers, roots, places)
+        notes += self.unseen.notes(trained=bool(optimizers.entries))
+        return notes
 
 
 def unused(places: WatchedParameters) -> list[LedgerLine]:
@@ -65,16 +65,17 @@ def unused(places: WatchedParameters) -> list[LedgerLine]:
     remedy = "use it in the forward, or set requires_grad_(False)"
     entries = []
     for place in places.without_gradient():
-        if place.root.optimizers:
-            path = place.site.path.removeprefix(place.root.prefix).lstrip(".")
-            ungraded = place.root.hooks.ungraded(path.rpartition(".")[0])
-            entries.append(
-                LedgerLine(
-                    site=f"{place.site}.grad",
-                    fired=0,
-                    cause=cause,
-                    remedy=remedy,
-                    ungraded=ungraded or None,
-                )
-            )
+        root = place.root
+        if not root.optimizers:
+            continue
+        path = place.site.path.removeprefix(root.prefix).lstrip(".")
+        module, _, _ = path.rpartition(".")
+        line = LedgerLine(
+            site=f"{place.site}.grad",
+            fired=0,
+            cause=cause,
+            remedy=remedy,
+            ungraded=root.hooks.ungraded(module) or None,
+        )
+        entries.append(line)
     return entries

@@ -1,4 +1,4 @@
-"""Gradients that were not set to zero: those that an optimizer uses still include those of its last step."""
+"""Gradients that were not set to zero, so that an optimizer uses those of its last step, too."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class KeptGradients:
         self._passed = False
 
     def backward_began(self, step: int, passes: BackwardPasses) -> list[GradsKeptEvent]:
-        """Check which gradients of the last step are still there; returns the notes of steps that have begun."""
+        """Check which gradients of the last step are still there.
+
+        Returns the notes of steps that have begun.
+        """
         notes: list[GradsKeptEvent] = []
         for key, left in list(self._left.items()):
             if not passes.reached_here(_params(left)):
@@ -50,23 +53,28 @@ class KeptGradients:
         return notes
 
     def backward_ended(self, passes: BackwardPasses) -> None:
-        """Remember the current gradients: if a later pass finds them changed, they were zeroed in between."""
+        """Remember the current gradients.
+
+        If a later pass finds them changed, they were zeroed in between.
+        """
         for key, left in self._left.items():
             if key not in self._zeroed and passes.reached_here(_params(left)):
-                slots = ((slot, p) for slot, _, _ in left if (p := slot()) is not None)
-                self._left[key] = _gradients(slots)
+                living = [(slot, p) for slot, _, _ in left if (p := slot()) is not None]
+                self._left[key] = _gradients(living)
 
     def before_step(self, step: int, optimizer: Optimizer, index: int) -> list[GradsKeptEvent]:
-        """Return a note if the gradients that an optimizer is about to use still include those of its last step."""
+        """Return a note if an optimizer is about to use gradients of its last step, too."""
         if not self._passed:
             self._inside[id(optimizer)] = index
             return []
         return self._notes(step, id(optimizer), index)
 
     def _notes(self, step: int, key: int, index: int) -> list[GradsKeptEvent]:
-        left, zeroed = self._left.pop(key, None), key in self._zeroed
-        self._zeroed.discard(key)
-        if not left or zeroed:
+        left = self._left.pop(key, None)
+        if key in self._zeroed:
+            self._zeroed.remove(key)
+            return []
+        if not left:
             return []
         return [GradsKeptEvent(step=step, optimizer=index, checked=len(left), kept=len(left))]
 
@@ -93,20 +101,23 @@ def _gradients(params: Iterable[tuple[TensorSlot, Tensor]]) -> list[_Gradient]:
 
     The last parameters come first: they are near the loss, where a gradient is seldom zero.
     """
-    nearest = reversed(list(params))
-    counted = ((s, g) for s, p in nearest if (g := p.grad) is not None and version_of(g) >= 0)
-    dense = (
-        (s, g) for s, g in counted if g.layout is torch.strided and g.is_cpu and modes.has_data(g)
-    )
-    small = ((s, g) for s, g in dense if g.numel() <= _SMALL and _is_some(g))
-    return [
-        (slot, StorageWeakRef(own_part(g).untyped_storage()), version_of(g))
-        for (slot, g), _ in zip(small, range(_CHECKED), strict=False)
-    ]
+    found: list[_Gradient] = []
+    for slot, param in reversed(list(params)):
+        grad = param.grad
+        if grad is not None and _can_compare(grad):
+            memory = StorageWeakRef(own_part(grad).untyped_storage())
+            found.append((slot, memory, version_of(grad)))
+            if len(found) == _CHECKED:
+                break
+    return found
 
 
-def _is_some(grad: Tensor) -> bool:
-    """Whether a gradient has a nonzero element."""
+def _can_compare(grad: Tensor) -> bool:
+    """Whether a gradient is small and dense, has a version, and has a nonzero element."""
+    if grad.layout is not torch.strided or not grad.is_cpu or grad.numel() > _SMALL:
+        return False
+    if version_of(grad) < 0 or not modes.has_data(grad):
+        return False
     own = own_part(grad)
     squares, nonfinite = native.all_finite_and_norm([own])
     return bool(squares or nonfinite) or bool(own.any())
@@ -116,7 +127,9 @@ def _is_left(one: _Gradient) -> bool:
     """Whether a parameter still has the same gradient, unchanged."""
     slot, memory, version = one
     param = slot()
-    grad = None if param is None else param.grad
-    if grad is None or grad.layout is not torch.strided or version_of(grad) != version:
+    if param is None or param.grad is None:
+        return False
+    grad = param.grad
+    if grad.layout is not torch.strided or version_of(grad) != version:
         return False
     return modes.has_data(grad) and StorageWeakRef(own_part(grad).untyped_storage()) == memory

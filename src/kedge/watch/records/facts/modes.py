@@ -1,4 +1,7 @@
-"""Training and evaluation mode of the trained models, and of those of their modules that compute differently in each."""
+"""Training and evaluation mode of the trained models.
+
+It is noted, too, for those of their modules that compute differently in each.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _NAMED = 50
 """Most names in a note."""
 
 _Found: TypeAlias = tuple[tuple[int, ...], list[tuple[str, weakref.ref[nn.Module]]]]
-"""The ids of a model's modules, and those that compute differently in training, with their recorded paths."""
+"""The ids of a model's modules, and those that compute differently in training, with paths."""
 
 
 class TrainingModes:
@@ -35,34 +38,39 @@ class TrainingModes:
             module = root.module()
             if module is None or not root.optimizers:
                 continue
+
             found = [(n, m) for n, m in self._modal(root, module) if drops(m)]
-            evals, trains = (
-                tuple(n for n, m in found if m.training is mode)[:_NAMED] for mode in (False, True)
-            )
+            evals = tuple(n for n, m in found if m.training is False)[:_NAMED]
+            trains = tuple(n for n, m in found if m.training is True)[:_NAMED]
             modes = (module.training, evals, trains)
             if self._noted.get(root.index) != modes:
                 self._noted[root.index] = modes
                 note = ModesEvent(
-                    step=step, root=root.index, training=module.training, eval=evals, train=trains
+                    step=step,
+                    root=root.index,
+                    training=module.training,
+                    eval=evals,
+                    train=trains,
                 )
                 notes.append(note)
         return notes
 
     def _modal(self, root: RootModule, module: nn.Module) -> list[tuple[str, nn.Module]]:
         """Return the modules of a root that compute differently in training; cached until modules come or go."""
-        there, (before, known) = _ids_in(module), self._found.get(module, ((), []))
+        there = _ids_in(module)
+        before, known = self._found.get(module, ((), []))
         if there != before or any(ref() is None for _, ref in known):
-            found = (
-                (root.label(n), m) for n, m in modules_in(module).items() if isinstance(m, MODAL)
-            )
-            known = [(name, weakref.ref(m)) for name, m in found]
-            self._found[module] = there, known
-        return [(name, m) for name, ref in known if (m := ref()) is not None]
+            inside = modules_in(module).items()
+            modal = {root.label(n): m for n, m in inside if isinstance(m, MODAL)}
+            known = [(path, weakref.ref(m)) for path, m in modal.items()]
+            self._found[module] = (there, known)
+        return [(path, m) for path, ref in known if (m := ref()) is not None]
 
 
 def _ids_in(module: nn.Module) -> tuple[int, ...]:
     """Return the ids of a module and of all modules in it; called in each measured step."""
-    found, waiting = {id(module): None}, [module]
+    found = {id(module): None}
+    waiting = [module]
     while waiting:
         for child in own_children(waiting.pop()).values():
             if child is not None and id(child) not in found:

@@ -1,4 +1,4 @@
-"""Parameters that the program trains and no optimizer holds, and parameters in optimizers that it does not train."""
+"""Parameters that are trained and in no optimizer, or in an optimizer and not trained."""
 
 from __future__ import annotations
 
@@ -29,17 +29,21 @@ class UnoptimizedParameters:
 
     def called_inside(self, module: nn.Module, root: RootModule) -> None:
         """Remember a module that is called while a root runs but is not part of it."""
-        if len(self._called) < _NAMED and any(
-            p.requires_grad for p in parameters_in(module).values()
-        ):
+        if len(self._called) == _NAMED:
+            return
+        if any(param.requires_grad for param in parameters_in(module).values()):
             self._called.append((weakref.ref(module), root))
 
     def step_ended(
         self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters
     ) -> None:
-        """Compare models and optimizers in the first steps, then ever more rarely, and again when an optimizer is new."""
+        """Compare models and optimizers in the first steps, then ever more rarely.
+
+        This begins again when an optimizer is new.
+        """
         if len(optimizers.entries) != self._optimizers:
-            self._steps, self._optimizers = 0, len(optimizers.entries)
+            self._optimizers = len(optimizers.entries)
+            self._steps = 0
         self._steps += 1
         if self._steps < 4 or self._steps & (self._steps - 1) == 0:
             self._compare(optimizers, roots, places)
@@ -64,7 +68,8 @@ class UnoptimizedParameters:
         held = {id(p): p for o in living.values() for p in params_of(o)}
         for root in roots:
             module = root.module()
-            if module is not None and (not root.optimizers or root.optimizers & living.keys()):
+            is_over = root.optimizers and not root.optimizers & living.keys()
+            if module is not None and not is_over:
                 self._notes[root.index] = self._not_held(root, module, held, places)
         foreign = sum(places.of(p) is None and p.grad is None for p in held.values())
         self._notes[-1] = NotOptimizedEvent(foreign=foreign)
@@ -76,26 +81,26 @@ class UnoptimizedParameters:
         held: Mapping[int, Tensor],
         places: WatchedParameters,
     ) -> NotOptimizedEvent:
-        """Return a note on parameters that no optimizer holds; of an untrained model, only on those with gradients."""
+        """Return a note on parameters that no optimizer holds.
+
+        Of an untrained model it names only those with gradients.
+        """
         own = parameters_in(module)
         here = {id(p) for p in own.values()}
-        unheld = {
-            n: p for n, p in own.items() if p.requires_grad and id(p) not in held and not is_lazy(p)
-        }
-        stale = {
-            at.site.path
-            for at in places.among(held.values())
-            if at.root is root and at.id not in here
-        }
+        trained = {name: p for name, p in own.items() if p.requires_grad and not is_lazy(p)}
+        unheld = {name: p for name, p in trained.items() if id(p) not in held}
+
         # Another optimizer may hold what the model has now under such a name, or the name is gone.
-        replaced = [label for n in unheld if (label := root.label(n)) in stale]
-        graded = [
-            n
-            for n, p in unheld.items()
-            if p.grad is not None or any(at.times for at in places.among([p]))
-        ]
+        mine = (at for at in places.among(held.values()) if at.root is root)
+        stale = {at.site.path for at in mine if at.id not in here}
+        replaced = [label for name in unheld if (label := root.label(name)) in stale]
+
+        graded = []
+        for name, param in unheld.items():
+            if param.grad is not None or any(at.times for at in places.among([param])):
+                graded.append(name)
         if not root.optimizers:
-            unheld = {n: unheld[n] for n in graded}
+            unheld = {name: unheld[name] for name in graded}
         outside = self._outside(root, held.keys() | here)
         tensors = [root.label(name) for name in _plain_tensors(module, held)]
         return NotOptimizedEvent(
@@ -112,25 +117,28 @@ class UnoptimizedParameters:
         )
 
     def _outside(self, root: RootModule, known: Container[int]) -> list[nn.Module]:
-        """Return the modules that a root calls without holding them, and whose gradients no optimizer uses."""
-        modules = [m for ref, of in self._called if of is root and (m := ref()) is not None]
-        return [
-            m
-            for m in modules
-            if any(id(p) not in known and p.grad is not None for p in parameters_in(m).values())
-        ]
+        """Return modules that a root calls without holding them, if no optimizer uses gradients there."""
+        found = []
+        for ref, caller in self._called:
+            module = ref()
+            if caller is not root or module is None:
+                continue
+            params = parameters_in(module).values()
+            if any(id(p) not in known and p.grad is not None for p in params):
+                found.append(module)
+        return found
 
 
 def _plain_tensors(module: nn.Module, held: Container[int]) -> Iterator[str]:
-    """Yield the names of a model's tensors that got a gradient, are not parameters, and are in no optimizer."""
+    """Yield the names of a model's tensors that got a gradient and are in no optimizer.
+
+    They are no parameters.
+    """
     for path, part in modules_in(module).items():
         for name, value in vars(part).items():
-            # Sharded training replaces parameters by views, for which even this query fails.
-            leaf = (
-                type(value) is Tensor
-                and not may_alias(value)
-                and value.requires_grad
-                and value.is_leaf
-            )
-            if leaf and value.grad is not None and id(value) not in held:
+            # Sharded training replaces parameters by views, for which even the next query fails.
+            if type(value) is not Tensor or may_alias(value):
+                continue
+            is_graded = value.requires_grad and value.is_leaf and value.grad is not None
+            if is_graded and id(value) not in held:
                 yield f"{path}.{name}".lstrip(".")

@@ -1,4 +1,4 @@
-"""Work of the program that cannot be watched: in child processes, and where Kedge's global hooks were replaced."""
+"""Work that cannot be watched: in child processes, and where Kedge's hooks were replaced."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class UnseenWork:
         self._begun = 0.0
 
     def begin(self, *handles: RemovableHandle) -> None:
-        """Note the state when watching begins: PyTorch's global hook tables, and the Kedge hooks that stay in them."""
-        self._begun, self._handles = _child_seconds(), list(handles)
+        """Note PyTorch's global hook tables when watching begins, and our hooks in them."""
+        self._begun = _child_seconds()
+        self._handles = list(handles)
         self._tables = list(for_everything().values())
 
     def stepped_in_child(self) -> None:
@@ -42,7 +43,8 @@ class UnseenWork:
                 are noted.
         """
         notes = []
-        steps, seconds = int.from_bytes(self._children[:], "little"), _child_seconds() - self._begun
+        steps = int.from_bytes(self._children[:], "little")
+        seconds = _child_seconds() - self._begun
         if steps or (seconds > _BUSY and not trained):
             detail = UnseenDetail(steps=steps, seconds=round(seconds, 1))
             notes.append(UnseenEvent(what="children", detail=detail))

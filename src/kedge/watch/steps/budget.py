@@ -81,6 +81,7 @@ class Budget:
         self._per_step = self._mark = 0.0
         self._wishes = 0
         self._wished = False
+        self._is_urgent = False
         self._is_apart = True
 
     def begin(self, now: float, per_step: float = 0.0) -> None:
@@ -138,13 +139,19 @@ class Budget:
         self.run = self._planned = 1
         self._mark = now
 
-    def wish(self) -> None:
+    def wish(self, *, is_urgent: bool = False) -> None:
         """Request a measured step next.
 
-        Granted a few times in any case, then if the budget pays for it.
+        Granted a few times if the first steps would be measured at its cost, then if the budget
+        pays for it.
+
+        Args:
+            is_urgent: Whether it is granted these few times whatever it costs.
         """
         self._wishes += 1
-        self._wished |= self._wishes <= _GRANTED
+        if self._wishes <= _GRANTED:
+            self._wished = True
+            self._is_urgent |= is_urgent
 
     @property
     def counting(self) -> float:
@@ -189,14 +196,17 @@ class Budget:
         else:
             cost, left = self._measuring(now)
             is_due = self._is_due(step, cost, left)
+            is_paid_as_first = self.seconds + cost <= _FOR_THE_FIRST
             is_paid_at_once = self.pays_for(cost, now)
             if step < ALWAYS:
-                is_paid_at_once = self.seconds + cost <= _FOR_THE_FIRST
+                is_paid_at_once = is_paid_as_first
             self._is_apart = self.spacing.is_landmark(step) and is_paid_at_once
-            if not (self._is_apart or self._wished or is_due):
+            is_granted = self._wished and (self._is_urgent or is_paid_as_first)
+            if not (self._is_apart or is_granted or is_due):
                 self._choose_between(step, now, share)
         self._planned = self.run
         self._wished = False
+        self._is_urgent = False
         return self.kind
 
     def _measuring(self, now: float) -> tuple[float, float]:

@@ -95,7 +95,7 @@ class StepKinds:
         if measured:
             self.hooks.gather()
         if self.record.end_step(step) and not measured:
-            self.budget.wish(is_urgent=True)
+            self.budget.wish()
         self._note_compiled(step)
 
     def _note_compiled(self, step: int) -> None:

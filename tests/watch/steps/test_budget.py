@@ -138,17 +138,6 @@ def test_a_wish_is_granted_a_few_times() -> None:
     assert run.measured() == [0, *range(2, 10)] or run.measured() == [0, *range(1, 9)]
 
 
-@pytest.mark.parametrize(("cost", "is_urgent"), [(9.0, False), (11.0, False), (11.0, True)])
-def test_a_wish_costs_no_more_than_the_first_steps_may(cost: float, *, is_urgent: bool) -> None:
-    """Of a model of thousands of modules one step may take ten seconds; what is not finite is looked at all the same."""
-    budget = Budget(10, 0.03)
-    budget.begin(0.0)
-    budget.wish(is_urgent=is_urgent)
-    kind = budget.run_ended(0, 2 * cost, cost)
-
-    assert (kind is StepKind.MEASURED) is (cost < 10 or is_urgent)
-
-
 def test_an_interrupted_run_goes_on_guarded() -> None:
     """What was skipped before it counts as skipped, and the step under way is guarded."""
     budget = Budget(10, 0.03)

@@ -81,7 +81,6 @@ class Budget:
         self._per_step = self._mark = 0.0
         self._wishes = 0
         self._wished = False
-        self._is_urgent = False
         self._is_apart = True
 
     def begin(self, now: float, per_step: float = 0.0) -> None:
@@ -139,19 +138,13 @@ class Budget:
         self.run = self._planned = 1
         self._mark = now
 
-    def wish(self, *, is_urgent: bool = False) -> None:
+    def wish(self) -> None:
         """Request a measured step next.
 
-        Granted a few times if the first steps would be measured at its cost, then if the budget
-        pays for it.
-
-        Args:
-            is_urgent: Whether it is granted these few times whatever it costs.
+        Granted a few times in any case, then if the budget pays for it.
         """
         self._wishes += 1
-        if self._wishes <= _GRANTED:
-            self._wished = True
-            self._is_urgent |= is_urgent
+        self._wished |= self._wishes <= _GRANTED
 
     @property
     def counting(self) -> float:
@@ -196,17 +189,14 @@ class Budget:
         else:
             cost, left = self._measuring(now)
             is_due = self._is_due(step, cost, left)
-            is_paid_as_first = self.seconds + cost <= _FOR_THE_FIRST
             is_paid_at_once = self.pays_for(cost, now)
             if step < ALWAYS:
-                is_paid_at_once = is_paid_as_first
+                is_paid_at_once = self.seconds + cost <= _FOR_THE_FIRST
             self._is_apart = self.spacing.is_landmark(step) and is_paid_at_once
-            is_granted = self._wished and (self._is_urgent or is_paid_as_first)
-            if not (self._is_apart or is_granted or is_due):
+            if not (self._is_apart or self._wished or is_due):
                 self._choose_between(step, now, share)
         self._planned = self.run
         self._wished = False
-        self._is_urgent = False
         return self.kind
 
     def _measuring(self, now: float) -> tuple[float, float]:

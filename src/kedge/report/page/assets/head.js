@@ -41,7 +41,7 @@ function facts(recording) {
   tell("steps", stepsOf(run));
   tell("time", run.seconds && seconds(run.seconds));
   tell("watching took", costOf(run));
-  tell("budget", run.budget && `${percent(run.budget)}, or 2 s if that is more`);
+  tell("budget", run.budget && `${percent(run.budget)}, or 3 s if that is more`);
   tell("saved for backward", run.saved?.bytes && `${bytes(run.saved.bytes)} in step ${run.saved.step}`);
   tell("device", run.device);
   tell("ranks", Math.max(run.world || 1, run.ranks || 1) > 1 && `${run.ranks || 1} of ${run.world || run.ranks}`);

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -230,7 +228,7 @@ class RunEnd:
         if self.output.quiet or not self.launch.leads:
             self._finish(ending)
         else:
-            with progress(f"judging {self.output.name}"), _without_collection():
+            with progress(f"judging {self.output.name}"):
                 summary = self._finish(ending)
                 self.launch.await_others(self.recorder.place)
                 lines = list(self._last_words(summary, ending.error, end))
@@ -261,18 +259,6 @@ class RunEnd:
         from kedge.watch.run.summary import last_words
 
         return last_words(self.output.name, self.recorder, summary, self.folder, error, end)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Have Python search for no garbage: what is read of a recording is kept, and the program's objects are many."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _signed(report: Callable[[str], None], rank: int) -> Callable[[str], None]:

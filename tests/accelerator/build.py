@@ -17,6 +17,7 @@ import torch
 
 NAME = "kedge_sim"
 SOURCE = Path(__file__).parent / "cpp"
+WORK = Path(__file__).parents[2] / "src" / "kedge" / "native" / "c"  # has what a launch is given
 BUILD = Path(__file__).parents[2] / "build" / "sim"
 OPTIONS = [
     "-std=c++20",
@@ -47,7 +48,9 @@ def extension() -> ModuleType:
 
 def library() -> Path:
     """Return the extension's file; processes that need it at the same time compile it once."""
-    content = b"".join(file.read_bytes() for file in sorted([*SOURCE.iterdir(), Path(__file__)]))
+    content = b"".join(
+        file.read_bytes() for file in sorted([*SOURCE.iterdir(), WORK / "work.h", Path(__file__)])
+    )
     digest = hashlib.blake2b(content, digest_size=6).hexdigest()
     folder = BUILD / f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{digest}"
     made = folder / f"{NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -65,9 +68,8 @@ def compile_into(folder: Path, made: Path) -> None:
 
     found = compiler()
     assert found is not None, "there is no C++ compiler"
-    include = [
-        f"-I{path}" for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]
-    ]
+    paths = [str(WORK), *cpp_extension.include_paths(), sysconfig.get_path("include")]
+    include = [f"-I{path}" for path in paths]
     objects = {source: folder / f"{source.stem}.o" for source in sorted(SOURCE.glob("*.cpp"))}
     waiting = [
         [found, *OPTIONS, *include, "-c", str(source), "-o", str(file)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -11,9 +12,12 @@ from typing import Any
 
 import torch
 
+from kedge import native
+from kedge.native import driver
 from tests.accelerator import build, data_parallel
 
 DEVICES = 2
+_DLPACK_EXTENSION = 12  # the number of other libraries' devices in DLPack
 _C: Any = None
 
 
@@ -29,11 +33,56 @@ def load() -> ModuleType:
         )
         torch.set_autocast_dtype("sim", torch.bfloat16)
         data_parallel.provide()
+        use_driver()
         atexit.register(_C.shut_down)
     return sys.modules[__name__]
 
 
 # For tests
+
+
+def use_driver() -> None:
+    """Have Kedge launch its kernel by the device's driver, as on a card."""
+    library = ctypes.CDLL(_C.__file__)
+    stream = ctypes.cast(library.sim_current_stream, ctypes.c_void_p).value
+    driver.connect_to("sim", driver.Driver(library), _DLPACK_EXTENSION, stream)
+
+
+@contextlib.contextmanager
+def without_driver() -> Iterator[None]:
+    """Measure what is new in the block by PyTorch's reductions, as on a device without a driver that Kedge knows."""
+    connected = driver._connected.pop("sim")
+    native.connect_driver(0, *[0] * 7)
+    try:
+        yield
+    finally:
+        driver._connected["sim"] = connected
+        use_driver()
+
+
+def launches() -> int:
+    """Return how often the kernel was launched since the start or `reset_counts`."""
+    return _C.driver_launches()
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """Tell C in the block that a graph is being captured."""
+    _C.set_capturing(True)
+    try:
+        yield
+    finally:
+        _C.set_capturing(False)
+
+
+@contextlib.contextmanager
+def failing_launches(error: int) -> Iterator[None]:
+    """Have launches return an error of the driver's in the block."""
+    _C.fail_launches(error)
+    try:
+        yield
+    finally:
+        _C.fail_launches(0)
 
 
 def set_seed(seed: int) -> None:
@@ -78,6 +127,7 @@ def counts() -> dict[str, Any]:
 def reset_counts() -> None:
     """Count from zero."""
     _C.reset_counts()
+    _C.reset_driver()
 
 
 @contextlib.contextmanager

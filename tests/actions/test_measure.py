@@ -407,7 +407,7 @@ def test_time_on_a_device_counts_also_if_its_table_had_to_be_waited_for() -> Non
     arrived: list[bool] = []
     step: Any = SimpleNamespace(
         number=0, level=FULL, ready=lambda: False, columns=lambda: (arrived.append(True), {"site": []})[1],
-        snapshots={"there": SimpleNamespace(seconds=lambda: 0.5 * len(arrived))},
+        device_seconds=lambda: 0.5 * len(arrived),
     )  # fmt: skip
     finished = FinishedSteps(KeptSteps(None))
     finished.add(step, finite=False)

@@ -123,8 +123,9 @@ def test_many_are_measured_in_one_call() -> None:
         ({0: np.zeros((4, 8), np.float32)}, "of the format d"),
         ({1: np.zeros(3, np.int32)}, "do not belong together"),
         ({2: np.zeros((4, 80), np.uint16)}, "do not belong together"),
-        ({4: np.zeros(8, np.int32)}, "of the format q"),
-        ({6: np.zeros(3, np.int64)}, "do not belong together"),
+        ({3: np.zeros((4, 4), np.int64)}, "do not belong together"),
+        ({5: np.zeros(8, np.int32)}, "of the format q"),
+        ({7: np.zeros(3, np.int64)}, "do not belong together"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(wrong: dict[int, np.ndarray], message: str) -> None:
@@ -132,6 +133,7 @@ def test_arrays_that_do_not_fit_are_refused(wrong: dict[int, np.ndarray], messag
     arrays = [
         *(np.zeros((4, 8)), np.zeros(4, np.int32), np.zeros((4, 83), np.uint16)),
         *(
+            np.zeros((4, 5), np.int64),
             np.zeros(8, np.int32),
             np.zeros(8, np.int64),
             np.zeros(8, np.int32),
@@ -173,6 +175,9 @@ def test_its_flags_are_those_that_are_known_without_it() -> None:
         "FRESH",
         "NEW_SOURCE",
         "NO_ROOM",
+        "NO_TABLE",
+        "CAPTURED",
+        "ACTIVE",
         "AS_VALUE",
         "AS_OUTPUT",
         "AS_INPUT",

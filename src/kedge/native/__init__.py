@@ -157,9 +157,17 @@ histograms: Callable[[Any, int], list[bytes]] | None = (
 #: ``observe(tensor, site, role, what, draws)`` returns flags. None without the compiled part.
 Measurer: Any = None if _compiled is None else _compiled.Measurer
 
-REFUSED, DONE, FRESH, NEW_SOURCE, NO_ROOM = 0, 1, 2, 4, 8
+#: Connects C to the driver of a kind of device; see `kedge.native.driver`, which alone calls it.
+connect_driver: Any = None if _compiled is None else _compiled.connect_driver
+
+#: ``stream_function()`` returns the address of PyTorch's function that tells the current stream of
+#: a device; 0 without one.
+stream_function: Callable[[], int] = int if _compiled is None else _compiled.stream_function
+
+REFUSED, DONE, FRESH, NEW_SOURCE, NO_ROOM, NO_TABLE, CAPTURED, ACTIVE = 0, 1, 2, 4, 8, 16, 32, 64
 """The flags of `Measurer.observe`: the value cannot be read; it is noted at the site; it was measured now; its source differs
-from the previous one; there is no room.
+from the previous one; there is no room; its device has no table, or none with room; a graph of the device is being captured;
+its channels above zero are known, too.
 """
 AS_VALUE, AS_OUTPUT, AS_INPUT, AS_LASTING = 0, 1, 2, 3
 """The roles of a value: none of the others, the output of its site, an input, whose source is recorded, or one that

@@ -16,6 +16,9 @@ DONE: int
 FRESH: int
 NEW_SOURCE: int
 NO_ROOM: int
+NO_TABLE: int
+CAPTURED: int
+ACTIVE: int
 AS_VALUE: int
 AS_OUTPUT: int
 AS_INPUT: int
@@ -28,6 +31,18 @@ def connect(
     get_num_threads: Any,
     /,
 ) -> None: ...
+def connect_driver(
+    kind: int,
+    launch: int,
+    fill_bytes: int,
+    current_context: int,
+    push_context: int,
+    pop_context: int,
+    capturing: int,
+    current_stream: int,
+    /,
+) -> None: ...
+def stream_function() -> int: ...
 def measure_into(table: Any, row: int, tensor: Tensor, what: int = 0, /) -> int: ...
 def measure_many(
     table: Any, first_row: int, tensors: Iterable[Tensor | None], what: int = 0, /
@@ -48,6 +63,7 @@ class Measurer:
         rows: Any,
         sampled: Any,
         buckets: Any,
+        there: Any,
         sites: Any,
         at: Any,
         saturated: Any,
@@ -55,11 +71,28 @@ class Measurer:
         /,
     ) -> None: ...
     def saturates(self, site: int, low: float, high: float, /) -> None: ...
-    def observe(self, tensor: Tensor, site: int, role: int, what: int, draws: bool, /) -> int: ...
+    def observe(
+        self, tensor: Tensor, site: int, role: int, what: int, draws: bool, dim: int = -1, /
+    ) -> int: ...
     def observe_all(
         self, tensors: Iterable[Tensor], sites: Iterable[int], what: int, draws: bool, /
     ) -> list[int]: ...
-    def draw_for_last(self, tensor: Tensor, /) -> bool: ...
+    def draw_for_last(self, tensor: Tensor, /) -> int: ...
+    def use_device(
+        self,
+        index: int,
+        context: int,
+        kernels: tuple[int, ...],
+        rows: int,
+        arrived: int,
+        parts: int,
+        first: int,
+        room: int,
+        parts_room: int,
+        /,
+    ) -> None: ...
+    def rows_used(self, index: int, /) -> int: ...
+    def take_rows(self, index: int, rows: int, /) -> int: ...
     def forget(self) -> None: ...
 
 def instruction_sets() -> list[str]: ...

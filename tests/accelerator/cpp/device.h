@@ -6,6 +6,7 @@
 //   registration.cpp what PyTorch asks of a device: guard, hooks, generators; and the functions for Python
 //   cells.cpp        the cells of recurrent networks
 //   autocast.cpp     automatic mixed precision
+//   driver.cpp       the driver's functions that Kedge launches its kernel with
 //
 // Invariants, all there so that a program's missing wait shows, and nothing but a program's mistake does:
 //  * A task in a stream holds addresses, never a tensor of the device. So memory may be freed, and given away again, while
@@ -27,6 +28,10 @@
 #include <mutex>
 #include <string>
 #include <vector>
+
+namespace pybind11 {
+class module_;
+}
 
 namespace c10 {
 struct DeviceAllocator;
@@ -121,5 +126,9 @@ void resize_storage(const void* storage, size_t bytes); // a c10::Storage
 
 // The seed of the next random operator's kernel: fixed when it is enqueued, whenever it runs.
 uint64_t next_kernel_seed(c10::DeviceIndex device, const void* generator); // an at::Generator or null
+
+// ---- driver.cpp
+
+void add_driver(pybind11::module_& module);
 
 } // namespace sim

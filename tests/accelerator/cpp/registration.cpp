@@ -328,6 +328,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   at::RegisterPrivateUse1HooksInterface(new Hooks());
   c10::SetAllocator(kSim, allocator());
 
+  add_driver(m);
   m.def("set_seed", &set_seed);
   m.def("set_delays", &set_delays);
   m.def("hold", [](c10::Stream stream) { hold(stream); });

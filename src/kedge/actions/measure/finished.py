@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from kedge.actions.measure.devices import Measured
-from kedge.actions.measure.host import DevicePart, bits
+from kedge.actions.measure.host import THERE, DevicePart, bits
+from kedge.actions.measure.launched import DRAWN_ROWS, ROW_BYTES, SECONDS, LaunchedTable
 from kedge.actions.measure.reduce import STATISTICS
 from kedge.actions.measure.table import Departures, Snapshot
 from kedge.flow import Sink
@@ -38,7 +39,9 @@ class FinishedStep:
         level: The level at which it was measured.
         measured: Its measurements on devices.
         snapshots: The tables of the devices.
-        host: Its measurements in this process's memory.
+        host: Its measurements in this process's memory, and those whose numbers will come from the
+            devices of `launched`.
+        launched: The tables of devices on which kernels were launched, by the device's index.
     """
 
     number: int
@@ -46,24 +49,47 @@ class FinishedStep:
     measured: list[Measured]
     snapshots: dict[torch.device, Snapshot]
     host: DevicePart
+    launched: dict[int, LaunchedTable] = field(default_factory=dict)
+    _is_filled: bool = False
 
     def spoiled(self) -> frozenset[int]:
         """The sites with non-finite values."""
         bad: set[int] = set()
-        for part in (self.host, *self._there()):
+        for part in (self._here(), *self._there()):
             bad.update(part.sites[~_sound(part.rows)[part.at]].tolist())
         return frozenset(bad - {-1})
 
     def ready(self) -> bool:
         """Whether every table has arrived."""
-        return all(snapshot.ready() for snapshot in self.snapshots.values())
+        arrived = all(snapshot.ready() for snapshot in self.snapshots.values())
+        return arrived and all(table.ready() for table in self.launched.values())
+
+    def device_seconds(self) -> float:
+        """The seconds that the devices spent measuring, as far as they tell."""
+        seconds = sum(snapshot.seconds() for snapshot in self.snapshots.values())
+        there = self.host.there
+        if there is None:
+            return seconds
+        devices, rows = there[:, 0], there[:, THERE.index("row")]
+        for index, table in self.launched.items():
+            own = rows[(devices == index) & (rows >= 0)]
+            seconds += float(np.nansum(table.rows()[own, SECONDS]))
+        return seconds
 
     def columns(self) -> dict[str, Any]:
         """The rows of the step as columns of the recording."""
-        columns = joined([part.columns() for part in (self.host, *self._there())])
+        columns = joined([part.columns() for part in (self._here(), *self._there())])
         columns["calls"] = np.ones(len(columns["site"]), dtype=np.int32)
         columns["level"] = np.full(len(columns["site"]), self.level, dtype=np.int8)
         return columns
+
+    def _here(self) -> DevicePart:
+        """The measurements that have a row in this process's memory, with all numbers that have come from devices."""
+        if not self._is_filled:
+            for index, table in self.launched.items():
+                _fill_in(self.host, index, table.rows())
+            self._is_filled = True
+        return self.host
 
     def _there(self) -> list[DevicePart]:
         """The measurements on devices, each with a row of its own."""
@@ -99,6 +125,38 @@ def _part(
         saturated=saturated,
         active=active,
     )
+
+
+def _fill_in(part: DevicePart, device: int, table: NDArray[np.float64]) -> None:
+    """Fill in the numbers of values that were measured on a device."""
+    there = part.there
+    if there is None:
+        return
+    first_places = dict(zip(part.at[::-1].tolist(), range(len(part.at) - 1, -1, -1), strict=True))
+    of_device = there[:, 0] == device
+    _, rows, drawn, active, channels = there.T
+
+    own = np.flatnonzero(of_device & (rows >= 0))
+    part.rows[own, : len(STATISTICS)] = table[rows[own], : len(STATISTICS)]
+
+    own = np.flatnonzero(of_device & (drawn >= 0))
+    counts = table.view(np.uint16).reshape(-1, ROW_BYTES // 2)
+    places = drawn[own][:, None] + np.arange(DRAWN_ROWS)
+    counts = counts[places].reshape(len(own), DRAWN_ROWS * ROW_BYTES // 2)
+    histograms = exponents.encode_all(counts[:, : exponents.BUCKETS].astype(np.int64))
+    outside = counts[:, exponents.BUCKETS].tolist()
+    for row, histogram, saturated in zip(own.tolist(), histograms, outside, strict=True):
+        part.histograms[row] = histogram
+        place = first_places.get(row)
+        if place is not None and part.saturated[place] >= 0:
+            part.saturated[place] = saturated
+
+    flags = table.view(np.uint8).reshape(-1)
+    for row in np.flatnonzero(of_device & (active >= 0)).tolist():
+        place = first_places.get(row)
+        if place is not None:
+            start = int(active[row]) * ROW_BYTES
+            part.active[place] = bits(flags[start : start + int(channels[row])])
 
 
 def _sound(rows: NDArray[Any]) -> NDArray[np.bool_]:
@@ -154,7 +212,7 @@ class FinishedSteps:
             if step.level == FULL or self._is_news(step):
                 self._pass_on(step)
             # The times are known when the numbers are, for which the lines above may have waited.
-            self.device_seconds += sum(snapshot.seconds() for snapshot in step.snapshots.values())
+            self.device_seconds += step.device_seconds()
 
     def _pass_on(self, step: FinishedStep) -> None:
         columns = step.columns()

@@ -20,6 +20,12 @@ _BLOCK = 256
 """The initial number of rows."""
 _PLACES = 2
 """The places of sites for each row: one value may be at several sites."""
+THERE = ("device", "row", "drawn", "active", "channels")
+"""What is known of a value's rows in a `kedge.actions.measure.launched.LaunchedTable`; -1 for none.
+
+They are the index of the device, the row of the statistics, the first rows of the histogram and of the bytes
+that tell which channels are active, and the number of channels.
+"""
 _WHOLE = [STATISTICS.index(name) for name in ("nonzero", "nonfinite", "nan")]
 
 
@@ -36,6 +42,7 @@ class DevicePart(NamedTuple):
             saturate; else -1.
         active: One bit for each channel, whether it has a number above zero, by place; for some
             places only.
+        there: For each row where its numbers are on a device, in columns as `THERE`.
     """
 
     rows: NDArray[np.float64]
@@ -45,6 +52,7 @@ class DevicePart(NamedTuple):
     at: NDArray[np.intp]
     saturated: NDArray[np.int32]
     active: dict[int, bytes]
+    there: NDArray[np.int64] | None = None
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of the recording, without dropped places."""
@@ -75,6 +83,7 @@ class HostTable:
         rows: One row for each value, as `kedge.native.measure_into` writes it.
         sampled: See `DevicePart`.
         buckets: The counts of each value's histogram.
+        there: See `DevicePart`.
         sites: See `DevicePart`.
         at: See `DevicePart`.
         saturated: See `DevicePart`.
@@ -89,7 +98,7 @@ class HostTable:
         self.measurer: native.Measurer | None = None
         if native.Measurer is not None:
             self.measurer = native.Measurer()
-        self.observe: Callable[[Tensor, int, int, int, bool], int] = _refuse
+        self.observe: Callable[..., int] = _refuse
         self.saturating: dict[int, Saturation] = {}
         self.active: dict[int, bytes] = {}
         self._allocate(_BLOCK)
@@ -101,6 +110,8 @@ class HostTable:
         self.sampled = _longer(np.full(room, -1, dtype=np.int32), self, "sampled")
         counts = np.zeros((room, exponents.BUCKETS), dtype=np.uint16)
         self.buckets = _longer(counts, self, "buckets")
+        there = np.full((room, len(THERE)), -1, dtype=np.int64)
+        self.there = _longer(there, self, "there")
         self.sites = _longer(np.zeros(places, dtype=np.int32), self, "sites")
         self.at = _longer(np.zeros(places, dtype=np.int64), self, "at")
         self.saturated = _longer(np.full(places, -1, dtype=np.int32), self, "saturated")
@@ -109,6 +120,7 @@ class HostTable:
                 self.rows,
                 self.sampled,
                 self.buckets,
+                self.there,
                 self.sites,
                 self.at,
                 self.saturated,
@@ -147,10 +159,17 @@ class HostTable:
         self.at[places] = row
         self.counts[1] += 1
 
-    def draw_for_last(self, value: Tensor) -> None:
-        """Draw elements for the last measurement, from its value or the outputs that decide."""
-        if self.measurer is not None and self.measurer.draw_for_last(value):
-            return
+    def draw_for_last(self, value: Tensor) -> int:
+        """Draw elements for the last measurement, from its value or the outputs that decide.
+
+        Returns:
+            The outcome, as flags of `kedge.native`.
+        """
+        done = native.REFUSED
+        if self.measurer is not None:
+            done = self.measurer.draw_for_last(value)
+        if done != native.REFUSED or not value.is_cpu:
+            return done
         row, place = self.counts.tolist()
         some = reduce.drawn(flat(value)).float().numpy()
         self.sampled[row - 1] = len(some)
@@ -158,6 +177,7 @@ class HostTable:
         saturation = self.saturating.get(int(self.sites[place - 1]))
         if saturation is not None:
             self.saturated[place - 1] = saturation.count(some)
+        return native.DONE
 
     def activate(self, value: Tensor, dim: int) -> None:
         """Record which channels of the last measured value are active: one bit for each."""
@@ -198,6 +218,13 @@ class HostTable:
         self.at[places] = range(first, first + more)
         self.counts += more
 
+    def put_launched(self, site: int, count: int, device: int, there: int) -> None:
+        """Add a value of a site whose statistics will be in a row of a device's table."""
+        row = self.make_room(1)
+        self.rows[row, len(STATISTICS)] = count
+        self.there[row, :2] = device, there
+        self.take(site)
+
     def drop(self, sites: Collection[int]) -> None:
         """Discard the measurements at some sites; their rows stay and belong to no site."""
         here = self.sites[: self.counts[1]]
@@ -227,8 +254,10 @@ class HostTable:
             self.at[:places].copy(),
             self.saturated[:places].copy(),
             self.active,
+            _launched(self.there[:used]),
         )
         self.rows[:used] = np.nan
+        self.there[:used] = -1
         self.sampled[:used] = -1
         self.buckets[:used] = 0
         self.saturated[:places] = -1
@@ -239,6 +268,13 @@ class HostTable:
         return part
 
 
+def _launched(there: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Return where the numbers of rows are on devices; None if all are here."""
+    if (there[:, 0] < 0).all():
+        return None
+    return there.copy()
+
+
 def _encoded(buckets: NDArray[np.uint16], rows: int) -> list[bytes]:
     """Return the histograms of the first rows."""
     if native.histograms is not None:
@@ -246,7 +282,9 @@ def _encoded(buckets: NDArray[np.uint16], rows: int) -> list[bytes]:
     return exponents.encode_all(buckets[:rows].astype(np.int64))
 
 
-def _refuse(_value: Tensor, _site: int, _role: int, _what: int, _draws: bool) -> int:
+def _refuse(
+    _value: Tensor, _site: int, _role: int, _what: int, _draws: bool, _dim: int = -1
+) -> int:
     return native.REFUSED
 
 

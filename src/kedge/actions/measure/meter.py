@@ -135,8 +135,6 @@ class Meter(MeasuredValues):
                 level = self.level
                 if not level or (self.muted if forward else level == LIGHT) or modes.is_under_jit():
                     return
-                if not value.is_cpu and device_graphs.leaves_alone():
-                    return
                 if leaf and apart:
                     if rows is None:
                         rows = self._rows_of(site)
@@ -150,6 +148,8 @@ class Meter(MeasuredValues):
                         return
                 with self.lock:
                     if step != values.step:
+                        if not value.is_cpu and device_graphs.leaves_alone():
+                            return
                         self._begin(step)
                     if seat is None:
                         seat = values.observe_first(site, value)

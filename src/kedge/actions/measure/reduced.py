@@ -23,6 +23,7 @@ from kedge.native import What
 from kedge.sites.leaves import Numbers, numbers_of, own_part
 from kedge.sites.spread import spread_of
 from kedge.store.rows import LIGHT
+from kedge.torch_internals import device_graphs
 from kedge.torch_internals.tensors import version_of
 
 _Seen: TypeAlias = tuple[weakref.ref[Tensor], int, Measured | int, int | None]
@@ -73,6 +74,8 @@ class ReducedValues:
                 measured.
             draws: Whether to draw elements.
         """
+        if not value.is_cpu and device_graphs.leaves_alone():
+            return
         version = version_of(value)
         seen = self._seen.get(id(value))
         if seen is not None and seen[0]() is value and seen[1] == version >= 0:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
+import torch
 from torch import Tensor
 
 from kedge import native
 from kedge.actions.measure import reduce
 from kedge.actions.measure.finished import FinishedStep
 from kedge.actions.measure.host import HostTable
+from kedge.actions.measure.launched import LaunchedTables
 from kedge.actions.measure.reduced import ReducedValues
 from kedge.actions.measure.saturation import Saturation
 from kedge.actions.measure.site_table import MeasuredSite, SiteTable, role_of
@@ -18,7 +21,9 @@ from kedge.native import What
 from kedge.sites.leaves import untransformed
 from kedge.sites.site import Site
 from kedge.store.rows import FULL
+from kedge.torch_internals import device_graphs
 
+_SQUARES = reduce.STATISTICS.index("sumsq")
 MEASURED = (native.DONE, native.DONE | native.FRESH)
 """The outcomes of native calls that measured a value completely."""
 
@@ -50,6 +55,7 @@ class StepValues:
         self._what: What = "full"
         self._level = FULL
         self._sites = sites
+        self._launched = LaunchedTables(host.measurer, departures)
         self._reduced = ReducedValues(sites, host, departures)
 
     def begin(self, step: int, what: What, *, level: int, draws: bool) -> None:
@@ -96,17 +102,24 @@ class StepValues:
         """
         competing = self._competing(seat)
         draws = self.draws and competing is None
-        done = self._read(seat, value, draws=draws)
+        dim = None
+        if seat.channels is not None and not self.code:
+            dim = self._sites.tracked_dim(seat, value)
+        done = self._read(seat, value, draws=draws, dim=dim)
         if done not in MEASURED:
-            done = self.settle(seat, value, done, draws=draws, inner=inner)
+            done = self.settle(seat, value, done, draws=draws, dim=dim, inner=inner)
         if not done & native.FRESH or self.code:
             return
         if competing is not None and self.draws:
-            self.host.draw_for_last(competing.deciding(value))
-        if seat.channels is not None:
-            dim = self._sites.tracked_dim(seat, value)
-            if dim is not None:
-                self.host.activate(value, dim)
+            self._draw_for_last(competing.deciding(value))
+        if dim is not None and value.is_cpu:
+            self.host.activate(value, dim)
+
+    def _draw_for_last(self, deciding: Tensor) -> None:
+        """Draw elements for the last measurement, from the outputs that decide."""
+        done = self.host.draw_for_last(deciding)
+        if done == native.NO_TABLE and self._launched.make_room(deciding.device, deciding.numel()):
+            self.host.draw_for_last(deciding)
 
     def _competing(self, seat: MeasuredSite) -> Saturation | None:
         """Return the saturation of an activation where only its largest outputs decide."""
@@ -117,9 +130,14 @@ class StepValues:
             return None
         return known
 
-    def _read(self, seat: MeasuredSite, value: Tensor, *, draws: bool) -> int:
+    def _read(
+        self, seat: MeasuredSite, value: Tensor, *, draws: bool, dim: int | None = None
+    ) -> int:
         """Measure a value by one native call; returns the outcome, as flags of `kedge.native`."""
-        return self.host.observe(value, seat.id, role_of(seat.site), self.code, draws)
+        role = role_of(seat.site)
+        if dim is None:
+            return self.host.observe(value, seat.id, role, self.code, draws)
+        return self.host.observe(value, seat.id, role, self.code, draws, dim)
 
     def _observe_inner(self, seat: MeasuredSite, inner: Tensor) -> None:
         """Measure the tensor that a transform wraps, without channels.
@@ -136,6 +154,7 @@ class StepValues:
         done: int,
         *,
         draws: bool,
+        dim: int | None = None,
         inner: bool = False,
     ) -> int:
         """Complete a measurement that one native call could not.
@@ -145,6 +164,7 @@ class StepValues:
             value: The value.
             done: The outcome of the native call.
             draws: Whether it was to draw elements.
+            dim: The dimension of its channels, where their activity is tracked.
             inner: Whether the value is the tensor that a transform wraps, while the transform is
                 suspended.
 
@@ -152,9 +172,18 @@ class StepValues:
             The outcome, as flags of `kedge.native`.
         """
         host = self.host
-        while done == native.NO_ROOM:
-            host.make_room(1)
-            done = self._read(seat, value, draws=draws)
+        if done == native.REFUSED and not value.is_cpu and self._launched.open(value.device):
+            done = native.NO_TABLE
+        while done in (native.NO_ROOM, native.NO_TABLE):
+            if done == native.NO_ROOM:
+                host.make_room(1)
+            elif not self._launched.make_room(value.device, value.numel()):
+                done = native.REFUSED
+                break
+            done = self._read(seat, value, draws=draws, dim=dim)
+        if done == native.CAPTURED:
+            device_graphs.leaves_alone()
+            return done
         if done & native.NEW_SOURCE and host.measurer is not None:
             self._sites.connect(seat, host.measurer.source)
         if done == native.REFUSED:
@@ -186,13 +215,29 @@ class StepValues:
     ) -> None:
         """Add known sums of squares, one a site; those that are on a device stay there."""
         here: list[tuple[int, int, float]] = []
+        on_devices: dict[torch.device, list[tuple[int, int, Tensor]]] = {}
         for seat, count, known in zip(seats, counts, squares, strict=True):
             if isinstance(known, Tensor):
-                self._reduced.devices.put(seat.id, count, known)
+                on_devices.setdefault(known.device, []).append((seat.id, count, known))
             else:
                 here.append((seat.id, count, known))
         if here:
             self.host.put(*zip(*here, strict=True))
+        for device, known_there in on_devices.items():
+            self._put_on(device, known_there)
+
+    def _put_on(self, device: torch.device, known: Sequence[tuple[int, int, Tensor]]) -> None:
+        """Add sums of squares that are on a device, each with its site and number of elements."""
+        taken = self._launched.take_rows(device, len(known))
+        if taken is None:
+            for site, count, squares in known:
+                self._reduced.devices.put(site, count, squares)
+            return
+        first, rows = taken
+        rows.fill_(math.nan)
+        rows[:, _SQUARES] = torch.stack([squares.reshape(()) for _, _, squares in known])
+        for row, (site, count, _) in enumerate(known, first):
+            self.host.put_launched(site, count, device.index, row)
 
     def spoiled(self) -> bool:
         """Whether the step has non-finite values.
@@ -201,7 +246,7 @@ class StepValues:
         """
         if not (self.host.used or self._reduced.devices.measured):
             return False
-        return bool(self._reduced.devices.tables) or self.host.spoiled()
+        return bool(self._launched or self._reduced.devices.tables) or self.host.spoiled()
 
     def drop(self, sites: Collection[int] | None = None) -> None:
         """Discard the measurements at some sites, or all."""
@@ -210,6 +255,7 @@ class StepValues:
             self._reduced.devices.drop(sites)
             return
         self._reduced.end()
+        self._launched.end()
         self.host.end()
 
     def withdraw(self, site: int) -> None:
@@ -226,4 +272,5 @@ class StepValues:
             self._reduced.forget()
             return None
         measured, snapshots = self._reduced.end()
-        return FinishedStep(step, self._level, measured, snapshots, self.host.end())
+        host = self.host.end()
+        return FinishedStep(step, self._level, measured, snapshots, host, self._launched.end())

@@ -1,5 +1,6 @@
 /* The Python face: `kedge.native._native`. */
 #include "channels.h"
+#include "device.h"
 #include "draw.h"
 #include "measurer.h"
 #include "reduce.h"
@@ -296,8 +297,22 @@ static PyObject *connect(PyObject *module, PyObject *const *args, Py_ssize_t giv
     Py_RETURN_NONE;
 }
 
+static PyObject *connect_to_driver(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    if (connect_driver(args, given)) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *stream_function(PyObject *module, PyObject *nothing) {
+    (void)module, (void)nothing;
+    return PyLong_FromVoidPtr(current_stream_function());
+}
+
 static PyMethodDef methods[] = {
     FAST(connect, "connect(Tensor, Parameter, is_neg, is_conj, get_num_threads): say what a tensor is; comes first"),
+    {"connect_driver", (PyCFunction)(void (*)(void))connect_to_driver, METH_FASTCALL,
+     "connect_driver(kind, launch, fill_bytes, current_context, push_context, pop_context, capturing, current_stream): addresses"},
+    {"stream_function", stream_function, METH_NOARGS, "stream_function(): the address of PyTorch's function for current streams"},
     FAST(measure_into, "measure_into(table, row, tensor, what=FULL): how many numbers were measured; 0: refused"),
     FAST(measure_many, "measure_many(table, first_row, tensors, what=FULL): the indices of those refused"),
     {"squares_and_nonfinite", squares_and_nonfinite, METH_O,

@@ -1,6 +1,6 @@
 #include "measurer.h"
 
-#include "draw.h"
+#include "device.h"
 #include "tensors.h"
 
 /* A value that was measured in this step. */
@@ -20,17 +20,19 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    Py_buffer rows, sampled, buckets;         /* of each value */
+    Py_buffer rows, sampled, buckets, there;  /* of each value */
     Py_buffer sites, at, saturated, used;     /* of each place; how many values and places there are */
     Seen *seen;
     size_t room, met; /* places in `seen`, a power of two; how many of them are taken */
     Known *known;     /* of each site by its number */
     long sites_known; /* how many of them there are */
     long source;      /* the last source that was told of any */
+    Device *devices;  /* MOST_DEVICES of them; NULL while no value was on one */
 } Measurer;
 
 enum { ROWS, PLACES, COUNTERS };
-enum { REFUSED = 0, DONE = 1, FRESH = 2, NEW_SOURCE = 4, NO_ROOM = 8 };
+enum { REFUSED = 0, DONE = 1, FRESH = 2, NEW_SOURCE = 4, NO_ROOM = 8, NO_TABLE = 16, CAPTURED = 32, ACTIVE = 64 };
+enum { THERE = 5 }; /* the columns of `there`: a device's index, and what `Launched` has; -1 for none */
 enum { AS_VALUE, AS_OUTPUT, AS_INPUT, AS_LASTING };
 enum { FIRST_ROOM = 256, MOST_SITES = 1 << 28 };
 
@@ -155,13 +157,47 @@ static PyObject *saturates(PyObject *object, PyObject *const *args, Py_ssize_t g
 typedef struct {
     View view;
     double row[COLUMNS];
+    int device; /* -1: it is in this process's memory */
+    Launched launched;
 } Measured;
 
-/* Measures a tensor: 1, or 0 if it is refused, or -1 with an exception set. */
-static int read_tensor(PyObject *tensor, int what, Measured *value) {
-    int readable = open_view(tensor, &value->view);
-    if (readable != 1) return readable;
-    return measure_view(&value->view, what, value->row) ? -1 : 1;
+/* What is asked of a value. */
+typedef struct {
+    long site, what, dim; /* the dimension of its channels, -1 for none */
+    bool draws;
+} Asked;
+
+/* Queues the measuring of a value that is on a device: a LAUNCH_ code. */
+static int launch(Measurer *self, const Asked *asked, Extras *extras, Measured *value) {
+    if (!self->devices) self->devices = PyMem_Calloc(MOST_DEVICES, sizeof *self->devices);
+    if (!self->devices) return PyErr_NoMemory(), LAUNCH_FAILED;
+    if (value->device >= MOST_DEVICES) return LAUNCH_REFUSED;
+    for (size_t i = 0; i < COLUMNS; i++) value->row[i] = NAN;
+    value->row[COLUMNS - 1] = (double)value->view.numbers * (double)value->view.repeats;
+    return launch_on(&self->devices[value->device], value->device, &value->view, (int)asked->what, extras, &value->launched);
+}
+
+/* Measures a tensor: DONE, or a flag that says why not, or -1 with an exception set. */
+static long read_tensor(Measurer *self, PyObject *tensor, const Asked *asked, Measured *value) {
+    Extras extras;
+    int64_t channels;
+    int readable = open_anywhere(tensor, asked->dim, &value->view, &value->device, &channels, &extras.inner);
+    if (readable != 1) return readable < 0 ? -1 : REFUSED;
+    if (value->device < 0) return measure_view(&value->view, (int)asked->what, value->row) ? -1 : DONE;
+
+    const Known *known = site_of(self, asked->site);
+    if (!known) return -1;
+    extras.draws = asked->draws;
+    extras.low = known->low;
+    extras.high = known->high;
+    extras.channels = channels <= INT32_MAX ? (int32_t)channels : 0;
+    switch (launch(self, asked, &extras, value)) {
+    case LAUNCHED: return extras.channels ? DONE | ACTIVE : DONE;
+    case LAUNCH_NO_TABLE: return NO_TABLE;
+    case LAUNCH_CAPTURED: return CAPTURED;
+    case LAUNCH_REFUSED: return REFUSED;
+    default: return -1;
+    }
 }
 
 /* Counts among some numbers of a value, for its row and for the place at which its site is noted. */
@@ -172,12 +208,33 @@ static void count_into(Measurer *self, const View *view, const Known *known, int
     if (!isnan(known->low)) ((int32_t *)self->saturated.buf)[place] = drawn.outside;
 }
 
+/* Notes where a value's rows are on its device, from which its numbers will come; drawn numbers are counted there. */
+static void note_launched(Measurer *self, const Measured *value, const Known *known, int64_t row, int64_t place) {
+    const Launched *launched = &value->launched;
+    int64_t *there = (int64_t *)self->there.buf + row * THERE;
+    there[0] = value->device;
+    if (launched->row >= 0) there[1] = launched->row;
+    if (launched->active >= 0) {
+        there[3] = launched->active;
+        there[4] = launched->channels;
+    }
+    if (launched->drawn < 0) return;
+    there[2] = launched->drawn;
+    ((int32_t *)self->sampled.buf)[row] = (int32_t)drawn_of(&value->view, DRAWN);
+    if (!isnan(known->low)) ((int32_t *)self->saturated.buf)[place] = 0;
+}
+
 /* Takes the next row for a value; returns its number. */
 static int64_t take_row(Measurer *self, const Measured *value, const Known *known, bool draws) {
     int64_t *used = self->used.buf, row = used[ROWS]++;
     memcpy((double *)self->rows.buf + row * (int64_t)COLUMNS, value->row, sizeof value->row);
     ((int32_t *)self->sampled.buf)[row] = -1;
-    if (draws) count_into(self, &value->view, known, row, used[PLACES]);
+    int64_t *there = (int64_t *)self->there.buf + row * THERE;
+    for (int i = 0; i < THERE; i++) there[i] = -1;
+    if (value->device >= 0)
+        note_launched(self, value, known, row, used[PLACES]);
+    else if (draws)
+        count_into(self, &value->view, known, row, used[PLACES]);
     return row;
 }
 
@@ -225,36 +282,45 @@ static long note(Measurer *self, PyObject *tensor, long long version, const Meas
 
 static PyObject *observe(PyObject *object, PyObject *const *args, Py_ssize_t given) {
     Measurer *self = (Measurer *)object;
-    long site, role, what, draws;
-    if (takes(given, 5, 5, "observe(tensor, site, role, what, draws)")) return NULL;
-    if (number_of(args, given, 1, 0, &site) || number_of(args, given, 2, 0, &role)) return NULL;
-    if (number_of(args, given, 3, 0, &what) || number_of(args, given, 4, 0, &draws)) return NULL;
+    Asked asked;
+    long role, draws;
+    if (takes(given, 5, 6, "observe(tensor, site, role, what, draws, dim=-1)")) return NULL;
+    if (number_of(args, given, 1, 0, &asked.site) || number_of(args, given, 2, 0, &role)) return NULL;
+    if (number_of(args, given, 3, 0, &asked.what) || number_of(args, given, 4, 0, &draws)) return NULL;
+    if (number_of(args, given, 5, -1, &asked.dim)) return NULL;
+    asked.draws = draws != 0;
+    if (!is_open(self)) return NULL;
+    if (!has_room(self)) return PyLong_FromLong(NO_ROOM);
     long long version = version_of(args[0]);
     if (version == -2) return NULL;
     Measured value; /* see Note [When Python may run] */
     PyObject *ref = NULL;
+    long done = DONE;
     if (!find(self, args[0], version)) {
-        int readable = read_tensor(args[0], (int)what, &value);
-        if (readable != 1) return readable < 0 ? NULL : PyLong_FromLong(REFUSED);
+        done = read_tensor(self, args[0], &asked, &value);
+        if (done < 0) return NULL;
+        if (!(done & DONE)) return PyLong_FromLong(done);
         int swapped = may_be_swapped(args[0], role);
         ref = swapped ? NULL : PyWeakref_NewRef(args[0], NULL);
         if (swapped < 0 || (!swapped && !ref)) return NULL;
     }
-    long result = note(self, args[0], version, &value, &ref, site, role, draws);
+    long result = note(self, args[0], version, &value, &ref, asked.site, role, asked.draws);
     Py_XDECREF(ref);
-    return result < 0 ? NULL : PyLong_FromLong(result);
+    if (result < 0) return NULL;
+    return PyLong_FromLong(result & DONE ? result | done : result);
 }
 
 /* Measures one of many values at a site: 1, or 0 if it is refused, or -1 with an exception set. */
 static int observe_one(Measurer *self, PyObject *tensor, PyObject *number, int what, bool draws) {
     Measured value;
-    long site = PyLong_AsLong(number);
-    int readable = site == -1 && PyErr_Occurred() ? -1 : read_tensor(tensor, what, &value);
-    if (readable != 1) return readable;
-    const Known *known = site_of(self, site);
+    Asked asked = {.site = PyLong_AsLong(number), .what = what, .dim = -1, .draws = draws};
+    if (asked.site == -1 && PyErr_Occurred()) return -1;
+    long done = read_tensor(self, tensor, &asked, &value);
+    if (done != DONE) return done < 0 ? -1 : 0;
+    const Known *known = site_of(self, asked.site);
     if (!known || !is_open(self)) return -1;
     if (!has_room(self)) return PyErr_SetString(PyExc_ValueError, "the table has no room for so many rows"), -1;
-    take_place(self, site, take_row(self, &value, known, draws));
+    take_place(self, asked.site, take_row(self, &value, known, draws));
     return 1;
 }
 
@@ -283,16 +349,68 @@ static PyObject *observe_all(PyObject *object, PyObject *const *args, Py_ssize_t
 
 static PyObject *draw_for_last(PyObject *object, PyObject *tensor) {
     Measurer *self = (Measurer *)object;
-    View view;
-    int readable = open_view(tensor, &view);
+    Measured value;
+    int64_t channels, distance;
+    int readable = open_anywhere(tensor, -1, &value.view, &value.device, &channels, &distance);
     if (readable < 0 || !is_open(self)) return NULL;
     const int64_t *used = self->used.buf;
     if (used[ROWS] < 1 || used[PLACES] < 1) return PyErr_Format(PyExc_ValueError, "nothing was measured in this step");
-    int64_t place = used[PLACES] - 1;
+    int64_t row = used[ROWS] - 1, place = used[PLACES] - 1;
     Known *known = site_of(self, ((int32_t *)self->sites.buf)[place]);
     if (!known) return NULL;
-    if (readable) count_into(self, &view, known, used[ROWS] - 1, place);
-    return PyBool_FromLong(readable);
+    if (!readable) return PyLong_FromLong(REFUSED);
+    if (value.device < 0) {
+        count_into(self, &value.view, known, row, place);
+        return PyLong_FromLong(DONE);
+    }
+    Asked asked = {.what = ONLY_DRAW, .dim = -1, .draws = true};
+    Extras extras = {.draws = true, .low = known->low, .high = known->high};
+    int done = launch(self, &asked, &extras, &value);
+    if (done == LAUNCH_FAILED) return NULL;
+    if (done != LAUNCHED) return PyLong_FromLong(done == LAUNCH_NO_TABLE ? NO_TABLE : REFUSED);
+    if (!is_open(self)) return NULL;
+    used = self->used.buf; /* others ran meanwhile, and may have begun another step */
+    if (used[ROWS] != row + 1 || used[PLACES] != place + 1) return PyLong_FromLong(REFUSED);
+    known = site_of(self, ((int32_t *)self->sites.buf)[place]);
+    if (!known) return NULL;
+    note_launched(self, &value, known, row, place);
+    return PyLong_FromLong(DONE);
+}
+
+/* -- devices ------------------------------------------------------------------------------------------------- */
+
+static PyObject *use_device(PyObject *object, PyObject *const *args, Py_ssize_t given) {
+    Measurer *self = (Measurer *)object;
+    long index;
+    if (takes(given, 9, 9, "use_device(index, context, kernels, rows, arrived, parts, first, room, parts_room)")) return NULL;
+    if (number_of(args, given, 0, 0, &index)) return NULL;
+    if (index < 0 || index >= MOST_DEVICES) return PyErr_Format(PyExc_ValueError, "no device has the index %ld", index);
+    if (!self->devices) self->devices = PyMem_Calloc(MOST_DEVICES, sizeof *self->devices);
+    if (!self->devices) return PyErr_NoMemory();
+    if (open_device(&self->devices[index], args + 1, given - 1)) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* The number of the next row of a device's table. */
+static PyObject *rows_used(PyObject *object, PyObject *const *args, Py_ssize_t given) {
+    Measurer *self = (Measurer *)object;
+    long index;
+    if (takes(given, 1, 1, "rows_used(index)") || number_of(args, given, 0, 0, &index)) return NULL;
+    if (!self->devices || index < 0 || index >= MOST_DEVICES) return PyLong_FromLong(0);
+    return PyLong_FromLongLong(self->devices[index].used);
+}
+
+/* Takes the next rows of a device for values whose rows are written by others, at some sites: the first. */
+static PyObject *take_device_rows(PyObject *object, PyObject *const *args, Py_ssize_t given) {
+    Measurer *self = (Measurer *)object;
+    long index, rows;
+    if (takes(given, 2, 2, "take_rows(index, rows)")) return NULL;
+    if (number_of(args, given, 0, 0, &index) || number_of(args, given, 1, 0, &rows)) return NULL;
+    if (!self->devices || index < 0 || index >= MOST_DEVICES || rows < 0) return PyLong_FromLong(-1);
+    Device *device = &self->devices[index];
+    if (device->used + rows > device->room) return PyLong_FromLong(-1);
+    device->used += rows;
+    return PyLong_FromLongLong(device->used - rows);
 }
 
 static PyObject *source_of(PyObject *object, void *nothing) {
@@ -305,19 +423,20 @@ static PyObject *source_of(PyObject *object, void *nothing) {
 /* -- the type ------------------------------------------------------------------------------------------------ */
 
 static void let_go(Measurer *self) {
-    Py_buffer *all[] = {&self->rows, &self->sampled, &self->buckets, &self->sites, &self->at, &self->saturated, &self->used};
+    Py_buffer *all[] = {&self->rows,  &self->sampled, &self->buckets,   &self->there,
+                        &self->sites, &self->at,      &self->saturated, &self->used};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i]->obj) PyBuffer_Release(all[i]);
 }
 
 static int open_all(Measurer *self, PyObject *const *arrays) {
     if (open_array(arrays[0], 'd', 2, &self->rows) || open_array(arrays[1], 'i', 1, &self->sampled)) return -1;
-    if (open_array(arrays[2], 'H', 2, &self->buckets) || open_array(arrays[3], 'i', 1, &self->sites)) return -1;
-    if (open_array(arrays[4], 'q', 1, &self->at) || open_array(arrays[5], 'i', 1, &self->saturated)) return -1;
-    if (open_array(arrays[6], 'q', 1, &self->used)) return -1;
+    if (open_array(arrays[2], 'H', 2, &self->buckets) || open_array(arrays[3], 'q', 2, &self->there)) return -1;
+    if (open_array(arrays[4], 'i', 1, &self->sites) || open_array(arrays[5], 'q', 1, &self->at)) return -1;
+    if (open_array(arrays[6], 'i', 1, &self->saturated) || open_array(arrays[7], 'q', 1, &self->used)) return -1;
     Py_ssize_t rows = self->rows.shape[0], places = self->sites.shape[0];
     if (self->rows.shape[1] == COLUMNS && self->sampled.shape[0] == rows && self->buckets.shape[0] == rows &&
-        self->buckets.shape[1] == BUCKETS && self->at.shape[0] == places && self->saturated.shape[0] == places &&
+        self->buckets.shape[1] == BUCKETS && self->there.shape[0] == rows && self->there.shape[1] == THERE && self->at.shape[0] == places && self->saturated.shape[0] == places &&
         self->used.shape[0] == COUNTERS)
         return 0;
     PyErr_SetString(PyExc_ValueError, "the arrays of a table do not belong together");
@@ -326,7 +445,7 @@ static int open_all(Measurer *self, PyObject *const *arrays) {
 
 /* Writes to these arrays from now on; what was seen in the step is known as before. */
 static PyObject *use_arrays(PyObject *object, PyObject *const *args, Py_ssize_t given) {
-    if (takes(given, 7, 7, "use_arrays(rows, sampled, buckets, sites, at, saturated, used)")) return NULL;
+    if (takes(given, 8, 8, "use_arrays(rows, sampled, buckets, there, sites, at, saturated, used)")) return NULL;
     let_go((Measurer *)object);
     if (!open_all((Measurer *)object, args)) Py_RETURN_NONE;
     let_go((Measurer *)object);
@@ -340,16 +459,20 @@ static void dealloc(PyObject *object) {
     let_go(self);
     PyMem_Free(self->seen);
     PyMem_Free(self->known);
+    PyMem_Free(self->devices);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
 
 static PyMethodDef methods[] = {
-    FAST(use_arrays, "use_arrays(rows, sampled, buckets, sites, at, saturated, used): write to these from now on"),
+    FAST(use_arrays, "use_arrays(rows, sampled, buckets, there, sites, at, saturated, used): write to these from now on"),
     FAST(saturates, "saturates(site, low, high): outputs that are not above low, or not below high, are saturated"),
-    FAST(observe, "observe(tensor, site, role, what, draws): what was done, as flags; 0: refused"),
+    FAST(observe, "observe(tensor, site, role, what, draws, dim=-1): what was done, as flags; 0: refused"),
     FAST(observe_all, "observe_all(tensors, sites, what, draws): the indices of those refused"),
-    {"draw_for_last", draw_for_last, METH_O, "draw_for_last(tensor): count among its numbers, for what was measured last"},
+    {"draw_for_last", draw_for_last, METH_O, "draw_for_last(tensor): count among its numbers, for what was measured last; flags"},
+    FAST(use_device, "use_device(index, context, kernels, rows, arrived, parts, first, room, parts_room): measure on a device"),
+    FAST(rows_used, "rows_used(index): the number of the next row of a device's table"),
+    {"take_rows", (PyCFunction)(void (*)(void))take_device_rows, METH_FASTCALL, "take_rows(index, rows): the first of so many rows of a device's table; -1: there is no room"},
     {"forget", forget, METH_NOARGS, "forget(): the step is over, and values that come were not seen"},
     {NULL, NULL, 0, NULL},
 };
@@ -374,7 +497,8 @@ int add_measurer(PyObject *module) {
     static const struct {
         const char *name;
         long value;
-    } constants[] = {{"REFUSED", REFUSED}, {"DONE", DONE}, {"FRESH", FRESH}, {"NEW_SOURCE", NEW_SOURCE}, {"NO_ROOM", NO_ROOM},
+    } constants[] = {{"REFUSED", REFUSED}, {"DONE", DONE}, {"FRESH", FRESH}, {"NEW_SOURCE", NEW_SOURCE}, {"NO_ROOM", NO_ROOM}, {"NO_TABLE", NO_TABLE},
+                     {"CAPTURED", CAPTURED}, {"ACTIVE", ACTIVE},
                      {"AS_VALUE", AS_VALUE}, {"AS_OUTPUT", AS_OUTPUT}, {"AS_INPUT", AS_INPUT}, {"AS_LASTING", AS_LASTING}};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value)) return -1;

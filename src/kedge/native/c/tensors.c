@@ -1,5 +1,6 @@
 #include "tensors.h"
 
+#include "device.h"
 #include "dlpack.h"
 #include "reduce.h"
 
@@ -7,6 +8,10 @@ const Kernels *kernels;
 static PyObject *plain[2]; /* torch.Tensor and torch.nn.Parameter; subclasses may mean something else */
 static const DLPackExchange *exchange;
 static PyObject *is_neg, *is_conj, *get_num_threads;
+
+void *current_stream_function(void) {
+    return exchange ? exchange->current_stream : NULL;
+}
 
 int connect_tensors(PyObject *const *args) {
     PyObject *capsule = PyObject_GetAttrString(args[0], DLPACK_ATTRIBUTE);
@@ -52,7 +57,7 @@ static int kind_of(const DLTensor *dl, Kind *kind, bool *is_complex) {
 }
 
 /* Describes a tensor: 1, or 0 if it is none whose numbers can be read, or -1 with an exception set. */
-static int describe(PyObject *tensor, DLTensor *dl, Kind *kind, bool *is_complex) {
+static int describe_any(PyObject *tensor, DLTensor *dl, Kind *kind, bool *is_complex) {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
     if ((type != plain[0] && type != plain[1]) || !exchange) return 0;
     if (exchange->describe(tensor, dl) != 0) { /* no storage: sparse, nested, or of a transform */
@@ -60,13 +65,20 @@ static int describe(PyObject *tensor, DLTensor *dl, Kind *kind, bool *is_complex
         PyErr_Clear();
         return 0;
     }
-    if (dl->device_type != DLPACK_CPU || !dl->data || dl->ndim >= MOST_DIMS || !kind_of(dl, kind, is_complex)) return 0;
+    if (dl->device_type != DLPACK_CPU && dl->device_type != driver_kind()) return 0;
+    if (!dl->data || dl->ndim >= MOST_DIMS || !kind_of(dl, kind, is_complex)) return 0;
     if ((uintptr_t)((const char *)dl->data + dl->byte_offset) % size_of(*kind)) return 0;
     for (int d = 0; d < dl->ndim; d++)
         if (dl->shape[d] < 1 || (dl->strides && dl->strides[d] < 0)) return 0;
     int lazy = is_true(is_neg, tensor); /* a bit says that the numbers are meant with the other sign */
     if (lazy == 0 && *is_complex) lazy = is_true(is_conj, tensor);
     return lazy < 0 ? -1 : !lazy;
+}
+
+/* The same for tensors in this process's memory alone. */
+static int describe(PyObject *tensor, DLTensor *dl, Kind *kind, bool *is_complex) {
+    int readable = describe_any(tensor, dl, kind, is_complex);
+    return readable == 1 && dl->device_type != DLPACK_CPU ? 0 : readable;
 }
 
 static int64_t stride_of(const DLTensor *dl, int dim) {
@@ -95,6 +107,22 @@ int open_view(PyObject *tensor, View *view) {
     int readable = describe(tensor, &dl, &kind, &is_complex);
     if (readable == 1) view_of(&dl, kind, is_complex, -1, view);
     return readable;
+}
+
+int open_anywhere(PyObject *tensor, long dim, View *view, int *device, int64_t *channels, int64_t *distance) {
+    DLTensor dl;
+    Kind kind;
+    bool is_complex;
+    int readable = describe_any(tensor, &dl, &kind, &is_complex);
+    if (readable != 1) return readable;
+    view_of(&dl, kind, is_complex, -1, view);
+    *device = dl.device_type == DLPACK_CPU ? -1 : dl.device_id;
+    *channels = *distance = 0;
+    if (dim >= 0 && dim < dl.ndim && !is_complex && is_dense(view) && view->repeats == 1) {
+        *channels = dl.shape[dim];
+        *distance = dl.shape[dim] > 1 ? stride_of(&dl, (int)dim) : view->numbers;
+    }
+    return 1;
 }
 
 int open_channels(PyObject *tensor, long dim, View *first, int64_t *channels, int64_t *distance) {

@@ -12,7 +12,7 @@
 /* From how many numbers on other threads of Python run meanwhile. */
 #define RELEASED (1 << 17)
 
-enum { WHAT_FULL, WHAT_NORM, WHAT_FINITE };
+enum { WHAT_FULL, WHAT_NORM, WHAT_FINITE, ONLY_DRAW };
 
 /* The instruction set in use. */
 extern const Kernels *kernels;
@@ -20,8 +20,17 @@ extern const Kernels *kernels;
 /* Takes in Tensor, Parameter, is_neg, is_conj and get_num_threads: 0, or -1 with an exception set. */
 int connect_tensors(PyObject *const *args);
 
+/* Where PyTorch's function is that tells a device's current stream; NULL for none. */
+void *current_stream_function(void);
+
 /* Opens a tensor's numbers: 1, or 0 if it is none that can be read, or -1 with an exception set. */
 int open_view(PyObject *tensor, View *view);
+
+/* Opens a tensor's numbers, also on a device of the driver's, whose index is set; -1 for this process's memory. As open_view.
+ *
+ * If it is dense and has such a dimension, the number of its channels and their distance are set; else 0.
+ */
+int open_anywhere(PyObject *tensor, long dim, View *view, int *device, int64_t *channels, int64_t *distance);
 
 /* Opens the numbers of the first channel of a tensor, with how many channels there are and their distance; as open_view. */
 int open_channels(PyObject *tensor, long dim, View *first, int64_t *channels, int64_t *distance);

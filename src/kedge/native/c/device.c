@@ -1,0 +1,141 @@
+#include "device.h"
+
+#include "dlpack.h"
+#include "tensors.h"
+
+/* The driver's functions. Each returns 0 where it has done what it was asked for. */
+static struct {
+    int kind;
+    int (*launch)(void *kernel, unsigned x, unsigned y, unsigned z, unsigned wide, unsigned high, unsigned deep,
+                  unsigned shared, void *stream, void **arguments, void **extra);
+    int (*fill_bytes)(uint64_t address, unsigned char byte, size_t bytes, void *stream);
+    int (*current_context)(void **context);
+    int (*push_context)(void *context);
+    int (*pop_context)(void **context);
+    int (*capturing)(void *stream, int *status);
+    int (*current_stream)(int kind, int32_t index, void **stream); /* PyTorch's, unless a test has its own */
+} driver;
+
+enum { THREADS = 256 };
+
+int driver_kind(void) {
+    return driver.kind;
+}
+
+int connect_driver(PyObject *const *args, Py_ssize_t given) {
+    void *found[7];
+    long kind;
+    if (takes(given, 8, 8, "connect_driver(kind, launch, fill_bytes, current_context, push_context, pop_context, capturing, current_stream)"))
+        return -1;
+    if (number_of(args, given, 0, 0, &kind)) return -1;
+    for (int i = 0; i < 7; i++) {
+        found[i] = PyLong_AsVoidPtr(args[i + 1]);
+        if (PyErr_Occurred()) return -1;
+    }
+    void *functions[] = {&driver.launch, &driver.fill_bytes, &driver.current_context, &driver.push_context,
+                         &driver.pop_context, &driver.capturing, &driver.current_stream};
+    for (int i = 0; i < 7; i++) memcpy(functions[i], &found[i], sizeof found[i]);
+    driver.kind = (int)kind;
+    return 0;
+}
+
+/* The arguments of `use_device` without the first. */
+int open_device(Device *device, PyObject *const *args, Py_ssize_t given) {
+    if (takes(given, 8, 8, "use_device(index, context, kernels, rows, arrived, parts, first, room, parts_room)")) return -1;
+    Device opened = {.context = PyLong_AsVoidPtr(args[0])};
+    for (int kind = 0; !PyErr_Occurred() && kind < KINDS; kind++) {
+        PyObject *kernel = PyTuple_GetItem(args[1], kind);
+        if (kernel) opened.kernels[kind] = PyLong_AsVoidPtr(kernel);
+    }
+    if (!PyErr_Occurred()) opened.rows = PyLong_AsVoidPtr(args[2]);
+    if (!PyErr_Occurred()) opened.arrived = PyLong_AsVoidPtr(args[3]);
+    if (!PyErr_Occurred()) opened.parts = PyLong_AsVoidPtr(args[4]);
+    if (!PyErr_Occurred()) opened.used = PyLong_AsLongLong(args[5]);
+    if (!PyErr_Occurred()) opened.room = PyLong_AsLongLong(args[6]);
+    if (!PyErr_Occurred()) opened.parts_room = PyLong_AsLongLong(args[7]);
+    if (PyErr_Occurred()) return -1;
+    *device = opened;
+    return 0;
+}
+
+/* How many blocks of threads read a value: as many as there are pieces of it, up to a limit. */
+static int64_t blocks_for(const View *view) {
+    int64_t pieces = (view->numbers * (int64_t)size_of(view->kind) + CHUNK_BYTES - 1) / CHUNK_BYTES;
+    return pieces < MOST_PARTS ? pieces : MOST_PARTS;
+}
+
+/* Takes the rows that a value needs: a LAUNCH_ code. */
+static int take_rows(Device *device, const Work *work, int64_t blocks, const Extras *extras, Launched *launched) {
+    int64_t parts = blocks > 1 ? blocks : 0, active = (extras->channels + (int)sizeof(double) * ROW - 1) / ((int)sizeof(double) * ROW);
+    int64_t next = device->used;
+    *launched = (Launched){-1, -1, -1, extras->channels};
+    if (work->what != ONLY_DRAW) launched->row = next++;
+    if (extras->draws) {
+        launched->drawn = next;
+        next += DRAWN_ROWS;
+    }
+    if (extras->channels) {
+        launched->active = next;
+        next += active;
+    }
+    if (next > device->room || device->parts_used + parts > device->parts_room) return LAUNCH_NO_TABLE;
+    device->used = next;
+    device->parts_used += parts;
+    return LAUNCHED;
+}
+
+/* Runs a function of the driver's on a device's context. */
+static int queue(const Device *device, Work *work, int64_t blocks, int kind, int64_t active_rows, void *stream) {
+    void *arguments[] = {work}, *now = NULL, *popped;
+    if (driver.current_context(&now)) return -1;
+    bool other = now != device->context;
+    if (other && driver.push_context(device->context)) return -1;
+    int failed = 0;
+    if (work->active) failed = driver.fill_bytes((uint64_t)(uintptr_t)work->active, 0, (size_t)active_rows * ROW * sizeof(double), stream);
+    if (!failed) failed = driver.launch(device->kernels[kind], (unsigned)blocks, 1, 1, THREADS, 1, 1, 0, stream, arguments, NULL);
+    if (other) driver.pop_context(&popped);
+    return failed;
+}
+
+int launch_on(Device *device, int index, const View *view, int what, const Extras *extras, Launched *launched) {
+    if (view->dims > DEVICE_DIMS) return LAUNCH_REFUSED;
+    void *stream = NULL;
+    int capturing = 0;
+    if (driver.current_stream(driver.kind, index, &stream)) return LAUNCH_FAILED;
+    if (driver.capturing(stream, &capturing)) return LAUNCH_REFUSED;
+    if (capturing) return LAUNCH_CAPTURED;
+    if (!device->context) return LAUNCH_NO_TABLE;
+
+    int64_t blocks = what == ONLY_DRAW ? 1 : blocks_for(view);
+    Work work = {.numbers = view->data,
+                 .count = view->numbers,
+                 .repeats = view->repeats,
+                 .distance = spacing(view->numbers, DRAWN),
+                 .low = extras->low,
+                 .high = extras->high,
+                 .inner = extras->inner,
+                 .channels = extras->channels,
+                 .what = what,
+                 .dims = is_dense(view) ? 0 : view->dims};
+    for (int d = 0; d < work.dims; d++) {
+        work.size[d] = view->size[d];
+        work.stride[d] = view->stride[d];
+    }
+    work.parts = device->parts + device->parts_used * ROW;
+    int taken = take_rows(device, &work, blocks, extras, launched);
+    if (taken != LAUNCHED) return taken;
+    if (launched->row >= 0) {
+        work.row = device->rows + launched->row * ROW;
+        work.arrived = device->arrived + launched->row;
+    }
+    if (launched->drawn >= 0) work.drawn = (unsigned short *)(device->rows + launched->drawn * ROW);
+    if (launched->active >= 0) work.active = (unsigned char *)(device->rows + launched->active * ROW);
+
+    const Device opened = *device; /* others may give it another table meanwhile */
+    int64_t active_rows = device->used - launched->active;
+    int failed;
+    Py_BEGIN_ALLOW_THREADS
+    failed = queue(&opened, &work, blocks, view->kind, active_rows, stream);
+    Py_END_ALLOW_THREADS
+    return failed ? LAUNCH_REFUSED : LAUNCHED;
+}

@@ -22,10 +22,10 @@ from kedge.errors import (
     WrongCall,
     warn,
 )
-from kedge.flow import Action, Event, Schedule
+from kedge.flow import Action, Schedule
 from kedge.hooks.everywhere import Everywhere, RootFinder, everywhere
 from kedge.hooks.firing.cause import Cause
-from kedge.hooks.firing.owner import ShownTap
+from kedge.hooks.firing.owner import Fired
 from kedge.hooks.firing.schedule import StepClock, is_schedule, rank
 from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.gates.block_saves import BlockSaves, ThisBlock, is_of_block, this_block
@@ -79,7 +79,7 @@ class Attachments:
         self.finder: RootFinder | None = None
         self.block: BlockSaves | None = None
         self.installed = InstalledHooks()
-        self.fired: deque[tuple[ShownTap, Event]] | None = deque(maxlen=MOST_FIRINGS)
+        self.fired: deque[Fired] | None = deque(maxlen=MOST_FIRINGS)
         self.ended = False
         self.explaining: dict[int, Any] | None = None
         self.in_graph = 0

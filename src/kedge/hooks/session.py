@@ -90,7 +90,8 @@ class Session(Attachments):
 
     def timeline(self) -> Timeline:
         """Return the last 2,000 firings of hooks, in order."""
-        return Timeline(tuple((event, tap.label) for tap, event in self.fired or ()))
+        fired = tuple(self.fired or ())
+        return Timeline(tuple((make(*of), tap.label) for tap, make, of in fired))
 
     def end(self, *, quiet: bool = False) -> None:
         """Remove every hook and report those that never fired. A second call does nothing.

@@ -29,8 +29,8 @@ KERNELS = (
 )
 """The kernels, one for each format, in the order of `Kind` in C."""
 
-CUDA = 2
-"""The number of CUDA's devices in DLPack."""
+_NUMBERS = {"cuda": 2}
+"""The kinds of devices whose driver is known, with their numbers in DLPack."""
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _FUNCTIONS = (
@@ -149,10 +149,10 @@ def connect(kind: str) -> Driver | None:
     """
     if kind in _connected:
         return _connected[kind]
-    if kind != "cuda" or kind in _failed or native.connect_driver is None:
+    if kind not in _NUMBERS or kind in _failed or native.connect_driver is None:
         return None
     try:
-        return connect_to(kind, find(), CUDA, native.stream_function())
+        return connect_to(kind, find(), _NUMBERS[kind], native.stream_function())
     except (DriverFailed, AttributeError) as error:
         give_up(kind, error)
         return None

@@ -226,12 +226,16 @@ def lend(tensor: Tensor, stream: torch.Stream) -> bool:
     return True
 
 
-def to_host(tensor: Tensor) -> tuple[Tensor, torch.Event | None]:
+def to_host(tensor: Tensor, *, beside: bool = True) -> tuple[Tensor, torch.Event | None]:
     """Start copying a tensor to the host; returns the copy and the event of its arrival.
 
-    The copy runs on a stream of its own, so that the program's next kernels do not wait for it
-    either. The event is None for a copy that can be read at once, and for a tensor of the CPU,
-    which is returned as it is.
+    The event is None for a copy that can be read at once, and for a tensor of the CPU, which is
+    returned as it is.
+
+    Args:
+        tensor: The tensor.
+        beside: Whether the copy runs on a stream of its own, so that the program's next kernels do
+            not wait for it either. A few thousand numbers are copied sooner than that is arranged.
     """
     device = tensor.device
     if device.type == "cpu":
@@ -241,6 +245,9 @@ def to_host(tensor: Tensor) -> tuple[Tensor, torch.Event | None]:
         host = pinned(tensor.shape, tensor.dtype)
     if host is None:
         return tensor.cpu(), None
+    if not beside:
+        host.copy_(tensor, non_blocking=True)
+        return host, mark(current_stream(device))
     stream = _side.get(device) or _side.setdefault(device, torch.Stream(device))
     stream.wait_stream(current_stream(device))
     with on(stream):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,10 @@ class FinishedStep:
         for part in (self._here(), *self._there()):
             bad.update(part.sites[~_sound(part.rows)[part.at]].tolist())
         return frozenset(bad - {-1})
+
+    def is_empty(self) -> bool:
+        """Whether all that was measured was discarded."""
+        return not self.measured and bool((self.host.sites < 0).all())
 
     def ready(self) -> bool:
         """Whether every table has arrived."""
@@ -165,6 +170,35 @@ def _sound(rows: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(has_finite_sum | (rows[:, STATISTICS.index("nonfinite")] == 0))
 
 
+class ColumnsOfStep(Mapping[str, Any]):
+    """The rows of a finished step as columns of the recording, made when the first is read.
+
+    Of most steps that `kedge.actions.measure.results.KeptSteps` keeps, none is.
+    """
+
+    def __init__(self, step: FinishedStep) -> None:
+        self._step: FinishedStep | None = step
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        """A column."""
+        return self._columns()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the columns."""
+        return iter(self._columns())
+
+    def __len__(self) -> int:
+        """The number of columns."""
+        return len(self._columns())
+
+    def _columns(self) -> dict[str, Any]:
+        if self._step is not None:
+            self._made = self._step.columns()
+            self._step = None
+        return self._made
+
+
 class FinishedSteps:
     """The finished steps that wait for their tables.
 
@@ -215,9 +249,8 @@ class FinishedSteps:
             self.device_seconds += step.device_seconds()
 
     def _pass_on(self, step: FinishedStep) -> None:
-        columns = step.columns()
-        if len(columns["site"]):
-            self.sink.stats(step.number, columns)
+        if not step.is_empty():
+            self.sink.stats(step.number, ColumnsOfStep(step))
 
     def _is_news(self, step: FinishedStep) -> bool:
         """Whether a site that was finite at the last check has non-finite values in this light step."""

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge.actions.measure.table import Departures, HostCopy
 from kedge.native import driver
 from kedge.native.driver import DriverFailed, OpenedDevice
+from kedge.torch_internals import accelerators
 
 COLUMNS = 8
 """Those of `kedge.actions.measure.reduce.STATISTICS`, and the seconds that the kernel took."""
@@ -27,24 +27,28 @@ DRAWN_ROWS = 3
 _ROOM = 1024
 _PARTS = 4 * 512
 _COUNTER_BYTES = 4
+_FEW = 1 << 14
+"""Up to so many rows, 1 MB, are copied on the program's own stream."""
 
 
-class LaunchedTable(NamedTuple):
-    """A table during its copy to the host.
+class LaunchedTable:
+    """The rows of a step during their copy to the host."""
 
-    Attributes:
-        copy: Its rows.
-    """
-
-    copy: HostCopy
+    def __init__(self, rows: Tensor) -> None:
+        copied, self._arrived = accelerators.to_host(rows, beside=len(rows) > _FEW)
+        self._rows: NDArray[np.float64] = copied.numpy()
 
     def ready(self) -> bool:
-        """Whether it has arrived, so that reading does not wait."""
-        return self.copy.ready()
+        """Whether they have arrived, so that reading does not wait."""
+        return self._arrived is None or self._arrived.query()
 
     def rows(self) -> NDArray[np.float64]:
         """The rows; waits for them if they have not arrived."""
-        return self.copy.numpy().view(np.float64).reshape(-1, COLUMNS)
+        if self._arrived is not None:
+            self._arrived.synchronize()
+            self._arrived = None
+            self._rows = self._rows.copy()  # memory that is locked is given back
+        return self._rows
 
 
 class Block(NamedTuple):
@@ -103,7 +107,9 @@ class _Table:
         used = self._measurer.rows_used(self._device.index)
         if not used:
             return None
-        rows = torch.cat([*self._full, _rows_of(self._block, used - self._first)])
+        rows = _rows_of(self._block, used - self._first)
+        if self._full:
+            rows = torch.cat([*self._full, rows])
         self._full.clear()
         self._first = 0
         self._use(self._block, 0)
@@ -145,12 +151,10 @@ class LaunchedTables:
 
     Args:
         measurer: Measures values into them; None without the compiled part.
-        departures: Takes them to the host at the end of a step.
     """
 
-    def __init__(self, measurer: Any, departures: Departures) -> None:
+    def __init__(self, measurer: Any) -> None:
         self._measurer = measurer
-        self._departures = departures
         self._tables: dict[torch.device, _Table] = {}
 
     def __bool__(self) -> bool:
@@ -187,11 +191,10 @@ class LaunchedTables:
         return self._tables[device].take_rows(count)
 
     def end(self) -> dict[int, LaunchedTable]:
-        """End the step; returns the tables, by the index of the device, which are about to be copied to the host."""
+        """End the step; returns the tables, by the index of the device, on their way to the host."""
         ended = {}
         for device, table in self._tables.items():
             rows = table.end()
             if rows is not None:
-                numbers = rows.reshape(-1).view(torch.float32)
-                ended[device.index] = LaunchedTable(self._departures.add(numbers))
+                ended[device.index] = LaunchedTable(rows)
         return ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class KeptSteps:
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
         """Keep the statistics of one step."""
-        self.steps.setdefault(step, []).append({"step": step, **columns})
+        self.steps.setdefault(step, []).append(columns)
         while self.keep is not None and len(self.steps) > self.keep:
             del self.steps[next(iter(self.steps))]
         self._newest = None
@@ -47,9 +47,10 @@ class KeptSteps:
     def statistics(self, seat: MeasuredSite) -> list[Statistics]:
         """Return the statistics of a site, one a step."""
         found = []
-        for part in chain.from_iterable(self.steps.values()):
-            places = np.flatnonzero(part["site"] == seat.id).tolist()
-            found += [(part, place) for place in places]
+        for step, parts in self.steps.items():
+            for part in parts:
+                places = np.flatnonzero(part["site"] == seat.id).tolist()
+                found += [KeptRow(step, part, place) for place in places]
         rows = _tabulated(found).all(seat.id + 1).of(seat.id)
         return _each([seat.site] * len(rows), rows)
 
@@ -71,38 +72,53 @@ class KeptSteps:
     def _newest_rows(self) -> NewestRows:
         """Return the rows of each site in its newest step, by one object until the next step."""
         if self._newest is None:
-            self._newest = NewestRows(self.steps[number] for number in sorted(self.steps))
+            self._newest = NewestRows(sorted(self.steps.items()))
         return self._newest
+
+
+class KeptRow(NamedTuple):
+    """A row of one site.
+
+    Attributes:
+        step: Its step.
+        columns: The columns that it is in.
+        place: Where it is in them.
+    """
+
+    step: int
+    columns: Mapping[str, Any]
+    place: int
 
 
 class NewestRows:
     """The rows of each site in its newest step; looks through older steps only as far as it must.
 
     Args:
-        steps: The columns of each step, the oldest first.
+        steps: The number of each step and its columns, the oldest first.
     """
 
-    def __init__(self, steps: Iterable[list[Mapping[str, Any]]]) -> None:
+    def __init__(self, steps: Iterable[tuple[int, list[Mapping[str, Any]]]]) -> None:
         self._unread = list(steps)
-        self._places: dict[int, list[tuple[Mapping[str, Any], int]]] = {}
+        self._places: dict[int, list[KeptRow]] = {}
 
-    def find(self, ids: set[int]) -> dict[int, list[tuple[Mapping[str, Any], int]]]:
-        """Return, for those of some sites that have any, their columns and places in these."""
+    def find(self, ids: set[int]) -> dict[int, list[KeptRow]]:
+        """Return the rows of those of some sites that have any."""
         while self._unread and not ids <= self._places.keys():
-            here: dict[int, list[tuple[Mapping[str, Any], int]]] = {}
-            for part in self._unread[-1]:
+            here: dict[int, list[KeptRow]] = {}
+            step, parts = self._unread[-1]
+            for part in parts:
                 for i, site in enumerate(part["site"].tolist()):
-                    here.setdefault(site, []).append((part, i))
+                    here.setdefault(site, []).append(KeptRow(step, part, i))
             self._places = {**here, **self._places}
             self._unread = self._unread[:-1]
         return {site: self._places[site] for site in ids if site in self._places}
 
 
-def _tabulated(rows: Iterable[tuple[Mapping[str, Any], int]]) -> StatsTable:
+def _tabulated(rows: Iterable[KeptRow]) -> StatsTable:
     values = []
-    for part, place in rows:
-        row = {name: part[name][place] for name in _READ}
-        values.append({"step": part["step"], **row})
+    for kept in rows:
+        row = {name: kept.columns[name][kept.place] for name in _READ}
+        values.append({"step": kept.step, **row})
     return tabulate(values)
 
 

@@ -12,7 +12,7 @@ from kedge import native
 from kedge.actions.measure import reduce
 from kedge.actions.measure.finished import FinishedStep
 from kedge.actions.measure.host import HostTable
-from kedge.actions.measure.launched import LaunchedTables
+from kedge.actions.measure.launched import SECONDS, LaunchedTables
 from kedge.actions.measure.reduced import ReducedValues
 from kedge.actions.measure.saturation import Saturation
 from kedge.actions.measure.site_table import MeasuredSite, SiteTable, role_of
@@ -55,7 +55,7 @@ class StepValues:
         self._what: What = "full"
         self._level = FULL
         self._sites = sites
-        self._launched = LaunchedTables(host.measurer, departures)
+        self._launched = LaunchedTables(host.measurer)
         self._reduced = ReducedValues(sites, host, departures)
 
     def begin(self, step: int, what: What, *, level: int, draws: bool) -> None:
@@ -235,6 +235,7 @@ class StepValues:
             return
         first, rows = taken
         rows.fill_(math.nan)
+        rows[:, SECONDS] = 0
         rows[:, _SQUARES] = torch.stack([squares.reshape(()) for _, _, squares in known])
         for row, (site, count, _) in enumerate(known, first):
             self.host.put_launched(site, count, device.index, row)

@@ -184,15 +184,39 @@ class Gate(KedgeHook):
         owner = self.owner
         taps = self.taps[kind]
         leaves = self.seen.leaves
-        make = self._event
+        here = self.passes.here
         step = owner.clock.step
-        latest = owner.fired
         for leaf, tensor in found:
             leaves[leaf] = None
-            measure_value(taps, tensor, step, latest, make, (kind, leaf, call), leaf)
+            of = (kind, leaf, call, here.pass_, step, here.micro_batch, here.replica)
+            measure_value(taps, tensor, step, owner.fired, self.forward_event, of, leaf)
 
-    def _event(self, kind: str, leaf: str, call: int) -> Event:
-        return self.passes.event(self.site(kind, leaf), call, recompute=False)
+    def forward_event(
+        self,
+        kind: str,
+        leaf: str,
+        call: int,
+        pass_: int,
+        step: int,
+        micro_batch: int,
+        replica: str,
+    ) -> Event:
+        """Return the event of a forward value, also after the call."""
+        return self.event_at(self.site(kind, leaf), call, pass_, -1, step, micro_batch, replica)
+
+    def event_at(
+        self,
+        site: Site,
+        call: int,
+        pass_: int,
+        backward: int,
+        step: int,
+        micro_batch: int,
+        replica: str,
+    ) -> Event:
+        """Return an event of this session."""
+        rank = self.owner.clock.rank
+        return Event(site, call, pass_, backward, step, micro_batch, rank, replica, recompute=False)
 
     def look_through(self, find: Callable[..., Found], *what: Any) -> Found:
         """Return the tensors in a value; values of the user's classes may raise.

@@ -3,8 +3,8 @@
 # Note [Values alone]
 Most hooked values are only measured, and such a hook must be cheap. If every action at a gate is
 `Measuring` and names no leaf and no call, the value goes straight to the measuring functions
-(`measure_value`): without an event, unless the session keeps a timeline, and without a check
-whether an action changed the value. Values that a checkpoint or a backward computes again go
+(`measure_value`): without an event, which a timeline makes when somebody looks at it, and without a
+check whether an action changed the value. Values that a checkpoint or a backward computes again go
 through `fire`.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kedge.flow import Event
 from kedge.hooks.firing.fire import failed
-from kedge.hooks.firing.owner import ShownTap
+from kedge.hooks.firing.owner import Fired
 from kedge.hooks.firing.tap import Tap
 
 
@@ -26,7 +26,7 @@ def measure_value(
     taps: Sequence[Tap],
     value: Tensor,
     step: int,
-    latest: deque[tuple[ShownTap, Event]] | None,
+    latest: deque[Fired] | None,
     make: Callable[..., Event],
     of: Sequence[Any],
     leaf: str = "",
@@ -37,8 +37,8 @@ def measure_value(
         taps: The taps.
         value: The value.
         step: The current step.
-        latest: The events kept for a timeline; None without one.
-        make: Returns the event, if a timeline or an error needs one.
+        latest: The firings kept for a timeline; None without one.
+        make: Returns the event, whenever a timeline or an error needs it.
         of: The arguments of `make`.
         leaf: The name of the value among those of its call.
     """
@@ -52,4 +52,4 @@ def measure_value(
                 continue
             tap.fired += 1
             if latest is not None:
-                latest.append((tap, make(*of)))
+                latest.append((tap, make, of))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from torch import nn
 
@@ -19,6 +20,15 @@ class ShownTap(Protocol):
     @property
     def label(self) -> str:
         """The action's name in messages."""
+
+
+Fired: TypeAlias = tuple[ShownTap, Callable[..., Event], Sequence[Any]]
+"""A firing: the tap, and a function that returns the event, whenever it is called, with its arguments."""
+
+
+def known(event: Event) -> Event:
+    """Return an event that was made when its tap fired, as the function of `Fired`."""
+    return event
 
 
 class Owner(Protocol):
@@ -37,7 +47,7 @@ class Owner(Protocol):
     on_error: str
     clock: StepClock
     installed: InstalledHooks
-    fired: deque[tuple[ShownTap, Event]] | None
+    fired: deque[Fired] | None
     ended: bool
     in_graph: int
     measuring: float

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kedge.flow import Act, Action, Bindable, Event, Schedule, as_act
 from kedge.hooks.firing.contract import Measure
-from kedge.hooks.firing.owner import Owner
+from kedge.hooks.firing.owner import Owner, known
 from kedge.hooks.firing.present_call import PresentCall
 from kedge.sites.site import Site
 
@@ -120,7 +120,7 @@ class Tap:
         """Add a firing of the action to the timeline."""
         latest = self.gate.owner.fired
         if latest is not None:
-            latest.append((self, event))
+            latest.append((self, known, (event,)))
 
     def call(self, value: Tensor, event: Event, frame: FrameType) -> PresentCall:
         """Return the module call of an event whose action is running in a frame."""

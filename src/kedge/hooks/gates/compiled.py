@@ -26,6 +26,7 @@ from kedge.hooks.firing.contract import check_edit
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.measuring import measure_value
+from kedge.hooks.firing.owner import known
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Tap, numbered
 from kedge.sites.site import Site
@@ -92,7 +93,8 @@ def _show(tap: Tap, x: Tensor, make: Callable[..., Event], of: tuple[Tap, str, i
     if tap.measure is not None and not recompute:
         start = perf_counter()
         _site(tap, leaf)
-        measure_value((tap,), x.detach(), owner.clock.step, owner.fired, make, of, leaf)
+        event = make(*of)
+        measure_value((tap,), x.detach(), owner.clock.step, owner.fired, known, (event,), leaf)
         owner.measuring += perf_counter() - start
         return
     # The compiler may reuse the memory and the tensor object as soon as the operator has returned:

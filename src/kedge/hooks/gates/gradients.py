@@ -212,30 +212,20 @@ class GradientMeasurer(GradientListener):
         start = perf_counter()
         owner = gate.owner
         clock = owner.clock
-        clock.backwards.now()  # counts this backward pass
+        number = clock.backwards.now()  # counts this backward pass
         value = grad if self.shape is None else grad.reshape(self.shape)
-        measure_value(taps, value, clock.step, owner.fired, self._event, (), self.site.leaf or "")
+        site = self.site
+        step = clock.step
+        of = (site, self.call, self.pass_, number, step, self.micro_batch, self.replica)
+        measure_value(taps, value, step, owner.fired, gate.event_at, of, site.leaf or "")
         owner.measuring += perf_counter() - start
         return None
-
-    def _event(self) -> Event:
-        return gradient_event(self.origin, self.gate.owner.clock)
 
     @property
     def origin(self) -> Event:
         """The forward's event, built on access."""
-        rank = self.gate.owner.clock.rank
-        return Event(
-            self.site,
-            self.call,
-            self.pass_,
-            -1,
-            -1,
-            self.micro_batch,
-            rank,
-            self.replica,
-            recompute=False,
-        )
+        of = (self.site, self.call, self.pass_, -1, -1, self.micro_batch, self.replica)
+        return self.gate.event_at(*of)
 
     @origin.setter
     def origin(self, event: Event) -> None:

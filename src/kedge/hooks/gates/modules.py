@@ -109,8 +109,10 @@ class OutputGate(ModuleGate):
 
     def _measure(self, output: Any, call: int) -> None:
         __tracebackhide__ = True
-        bare = isinstance(output, Tensor)
-        found = [("", output)] if bare else self.look_through(leaves.find, output)
+        if isinstance(output, Tensor):
+            found = [("", output)]
+        else:
+            found = self.look_through(leaves.find, output)
         if not found:
             self.seen.empty = self.seen.empty or leaves.describe(output)
             return

@@ -17,7 +17,7 @@ from kedge.errors import EditError, NoSiteMatched, NoSuchKind, PartialGradient, 
 from kedge.flow import Event
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.measuring import measure_value
-from kedge.hooks.firing.owner import Owner
+from kedge.hooks.firing.owner import Owner, known
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Counts, Spec, Tap
 from kedge.hooks.placing.installed import InstalledHook
@@ -138,7 +138,7 @@ class TensorGate:
             self.parts.begin(self, number, value)
         if self.measures:
             start = perf_counter()
-            measure_value(taps, value, clock.step, self.owner.fired, self.event, (leaf,))
+            measure_value(taps, value, clock.step, self.owner.fired, known, (self.event(leaf),))
             self.owner.measuring += perf_counter() - start
             return None
         new = fire(taps, value, self.event(leaf))

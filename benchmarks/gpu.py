@@ -30,6 +30,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -48,6 +49,7 @@ from on_card.watching import watch
 
 import kedge
 from kedge import native
+from kedge.errors import NothingGained
 from kedge.torch_internals import accelerators
 
 PARTS: dict[str, tuple[Callable[[Bench], None], int]] = {
@@ -107,6 +109,7 @@ def describe(bench: Bench) -> None:
 def run(bench: Bench, names: list[str]) -> None:
     """Run some parts, and print the tables of all."""
     describe(bench)
+    bench.sheet.write()  # a file that cannot be written is told now, not after the first part
     begun = time.perf_counter()
     for name in names:
         part, seconds = PARTS[name]
@@ -114,7 +117,8 @@ def run(bench: Bench, names: list[str]) -> None:
         print(f"\n{name}", flush=True)
         with bench.sheet.trying(name, OutOfTime), limited(seconds):
             part(bench)
-        bench.on.clean()
+        with bench.sheet.trying(f"{name}, afterwards"):
+            bench.on.clean()
         bench.sheet.write()
         print(f"  ({time.perf_counter() - since:.0f} s)", flush=True)
     bench.sheet.about(f"{', '.join(names)}: {time.perf_counter() - begun:.0f} s in all")
@@ -155,8 +159,11 @@ def main() -> None:
         print("no accelerator: nothing to measure here (--try shows whether the script works)")
         return
     torch.set_float32_matmul_precision("high")  # as whoever trains in float32 on a card has it
+    on = Device()
+    if not on.there:
+        warnings.simplefilter("ignore", NothingGained)  # by moving what is on the host already
     with tempfile.TemporaryDirectory() as folder:
-        run(Bench(Device(), Sheet(asked.out), Path(folder), tiny=asked.tiny), asked.only)
+        run(Bench(on, Sheet(asked.out), Path(folder), tiny=asked.tiny), asked.only)
 
 
 if __name__ == "__main__":

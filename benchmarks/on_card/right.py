@@ -60,7 +60,8 @@ def right(bench: Bench) -> None:
                 row = f"bits of a {name}, {'bf16 autocast' if bf16 else 'float32'}"
                 with bench.sheet.trying(f"right: {row}"):
                     table.put(row, "found", compare_bits(bench, row, make, bf16=bf16))
-    for case, block in _blocks(bench, "waits").items():
+    blocks = _blocks(bench, "waits") | {"offload to the host": offloaded}
+    for case, block in blocks.items():
         with bench.sheet.trying(f"right: waits, {case}"):
             told = count_waits(bench, block)
             table.put(f"waits in {COUNTED} steps, {case}", "found", told)
@@ -238,15 +239,14 @@ def count_waits(bench: Bench, block: Block) -> str:
 
 def compiled_sites(bench: Bench) -> str:
     """Tell how many of the outputs that are measured in plain code are in compiled code, too."""
-    training = Training(bench.on, *_texts(bench), bf16=False)
-    model = training.model
+    model, x, _ = trainings.mlp(bench.on, width=16, layers=2)
     with kedge.hook(model, "**:out", kedge.measure("norm")) as plainly:
-        model(training.x)
+        model(x)
     torch._dynamo.reset()
     with kedge.hook(model, "**:out", kedge.measure("norm")) as compiled:
-        torch.compile(model, backend="aot_eager")(training.x)
-    told = f"{len(compiled)} of {len(plainly)}"
+        torch.compile(model, backend="aot_eager")(x)
     torch._dynamo.reset()
+    told = f"{len(compiled)} of {len(plainly)}"
     if len(compiled) < len(plainly):
-        told += f" (Kedge needs PyTorch 2.12 for that; this is {torch.__version__})"
+        told += f", with PyTorch {torch.__version__}"
     return told

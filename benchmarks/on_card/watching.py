@@ -58,7 +58,7 @@ def find_nan(bench: Bench) -> str:
     """Return what `kedge run` tells of a program whose loss becomes NaN."""
     # A device that a module registers is not there in the program's process.
     kind = bench.on.kind if bench.on.kind in ("cuda", "xpu", "mps") else "cpu"
-    how_long = ("300", "0.1") if bench.tiny else ("3600", "6")
+    how_long = ("100", "0.02") if bench.tiny else ("3600", "6")
     command = [
         sys.executable,
         "-m",
@@ -73,7 +73,7 @@ def find_nan(bench: Bench) -> str:
         [*command, str(PROGRAM), kind, *how_long],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=60,
         check=False,
     )
     taken = time.perf_counter() - begun

@@ -26,7 +26,7 @@ from on_card.bench import Bench
 from on_card.sheet import Table
 from on_card.trainings import Training
 
-MANY, FEW = 6, 2
+MANY, FEW = 8, 2
 """Steps before the first that counts: a plan holds after the first few."""
 SLOW = "save_on_cpu, pinned"
 STEPS = 4

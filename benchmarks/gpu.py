@@ -113,6 +113,8 @@ def run(bench: Bench, names: list[str]) -> None:
     begun = time.perf_counter()
     for name in names:
         part, seconds = PARTS[name]
+        if bench.tiny:  # whether it works is also tried on machines that are busy
+            seconds *= 10
         since = time.perf_counter()
         print(f"\n{name}", flush=True)
         with bench.sheet.trying(name, OutOfTime), limited(seconds):

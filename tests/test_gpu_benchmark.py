@@ -93,7 +93,7 @@ def test_a_part_that_fails_costs_itself(gpu, tmp_path, monkeypatch, capsys):
     parts = {"failing": (failing, 10), "endless": (endless, 1), "well": (well, 10)}
     monkeypatch.setattr(gpu, "PARTS", parts)
     out = tmp_path / "out.md"
-    bench = gpu.Bench(gpu.Device(), gpu.Sheet(out), tmp_path, tiny=True)
+    bench = gpu.Bench(gpu.Device(), gpu.Sheet(out), tmp_path, tiny=False)
     gpu.run(bench, list(parts))
     told = out.read_text()
     assert "| a row | a figure |" in told

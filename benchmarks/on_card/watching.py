@@ -59,21 +59,13 @@ def find_nan(bench: Bench) -> str:
     # A device that a module registers is not there in the program's process.
     kind = bench.on.kind if bench.on.kind in ("cuda", "xpu", "mps") else "cpu"
     how_long = ("100", "0.02") if bench.tiny else ("3600", "6")
-    command = [
-        sys.executable,
-        "-m",
-        "kedge",
-        "run",
-        "--force",
-        "-o",
-        str(bench.folder / "nan.kedge"),
-    ]
+    kedge_run = ["-m", "kedge", "run", "--force", "-o", str(bench.folder / "nan.kedge")]
     begun = time.perf_counter()
     done = subprocess.run(
-        [*command, str(PROGRAM), kind, *how_long],
+        [sys.executable, *kedge_run, str(PROGRAM), kind, *how_long],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600 if bench.tiny else 60,
         check=False,
     )
     taken = time.perf_counter() - begun

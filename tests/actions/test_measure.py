@@ -406,8 +406,8 @@ def test_time_on_a_device_counts_also_if_its_table_had_to_be_waited_for() -> Non
     """Before that the device does not tell it: a program far ahead of its device would seem to measure for nothing."""
     arrived: list[bool] = []
     step: Any = SimpleNamespace(
-        number=0, level=FULL, ready=lambda: False, columns=lambda: (arrived.append(True), {"site": []})[1],
-        device_seconds=lambda: 0.5 * len(arrived),
+        number=0, level=FULL, ready=lambda: False, is_empty=lambda: False, snapshots={"there": None},
+        columns=lambda: (arrived.append(True), {"site": []})[1], device_seconds=lambda: 0.5 * len(arrived),
     )  # fmt: skip
     finished = FinishedSteps(KeptSteps(None))
     finished.add(step, finite=False)

@@ -173,12 +173,15 @@ def _sound(rows: NDArray[Any]) -> NDArray[np.bool_]:
 class ColumnsOfStep(Mapping[str, Any]):
     """The rows of a finished step as columns of the recording, made when the first is read.
 
-    Of most steps that `kedge.actions.measure.results.KeptSteps` keeps, none is.
+    Of most steps that `kedge.actions.measure.results.KeptSteps` keeps, none is. Large tables are
+    not kept for that: these are the `snapshots` of devices.
     """
 
     def __init__(self, step: FinishedStep) -> None:
         self._step: FinishedStep | None = step
         self._made: dict[str, Any] = {}
+        if step.snapshots:
+            self._columns()
 
     def __getitem__(self, name: str) -> Any:
         """A column."""

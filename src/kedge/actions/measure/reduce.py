@@ -63,6 +63,9 @@ def plainly() -> Iterator[None]:
     Transforms refuse to write to tensors that they did not make, fake tensors hold no data, and a
     traced graph would contain Kedge's operations, and write to its tables at each run.
     """
+    if not modes.is_transforming() and not modes.dispatch_modes():
+        yield
+        return
     with modes.without_transforms(), modes.plainly():
         yield
 

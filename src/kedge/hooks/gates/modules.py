@@ -77,7 +77,16 @@ class OutputGate(ModuleGate):
         if self.measures and not recompute:
             start = perf_counter()
             try:
-                self._measure(output, call)
+                if isinstance(output, Tensor):
+                    found = [("", output)]
+                else:
+                    found = self.look_through(leaves.find, output)
+                if not found:
+                    self.seen.empty = self.seen.empty or leaves.describe(output)
+                elif self.taps["out"]:
+                    self.measure("out", found, call)
+                if found and self.backward:
+                    measure_each(self, "out.grad", found, call)
             except Exception as error:
                 if not self.passes_over("measured", error):
                     raise
@@ -106,20 +115,6 @@ class OutputGate(ModuleGate):
             for leaf, tensor in leaves.find(output)
         }
         return leaves.put(output, new)
-
-    def _measure(self, output: Any, call: int) -> None:
-        __tracebackhide__ = True
-        if isinstance(output, Tensor):
-            found = [("", output)]
-        else:
-            found = self.look_through(leaves.find, output)
-        if not found:
-            self.seen.empty = self.seen.empty or leaves.describe(output)
-            return
-        if self.taps["out"]:
-            self.measure("out", found, call)
-        if self.backward:
-            measure_each(self, "out.grad", found, call)
 
     def _structured(self, output: Any, call: int, recompute: bool) -> Any:
         __tracebackhide__ = True

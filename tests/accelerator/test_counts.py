@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -261,3 +265,31 @@ def test_offloading_does_not_wait(sim: Any, to: Any) -> None:
     assert training.waits == NONE
     assert account.total.sum("rebuilt").bytes > 0 or not getattr(to, "rebuild", True)
     assert (min(training.copies) > 0) == isinstance(to, kedge.Cpu)
+
+
+def test_a_measured_value_takes_few_calls_of_python_and_one_launch(sim: Any) -> None:
+    """On a card the host is what a step waits for: what a value costs there is Python's calls and the launch."""
+    layers = [nn.Linear(4, 4) for _ in range(20)]
+    model, x = nn.Sequential(*layers).to("sim"), torch.randn(2, 4).to("sim")
+    called: list[str] = []
+
+    def note(frame: FrameType, what: str, _: Any) -> None:
+        file = frame.f_code.co_filename
+        if what == "call" and f"{os.sep}kedge{os.sep}" in file:
+            called.append(frame.f_code.co_name)
+
+    with torch.no_grad(), kedge.hook(model, "*:out", kedge.measure()) as stats:
+        for _ in range(3):  # the first steps begin things
+            model(x)
+        sim.reset_counts()
+        sys.setprofile(note)
+        try:
+            model(x)
+        finally:
+            sys.setprofile(None)
+        launches = sim.launches()
+        assert stats["19"].count == 8
+    once_a_step = {name for name in called if called.count(name) < len(layers)}
+    each_value = [name for name in called if name not in once_a_step]
+    assert launches == len(layers)
+    assert len(each_value) <= 6 * len(layers) + 6, Counter(called).most_common()

@@ -420,11 +420,11 @@ def test_numbers_that_could_not_leave_a_device_leave_later(monkeypatch: pytest.M
     departures = Departures()
     copy = departures.add(torch.arange(3.0))
 
-    def full(tensors: Any) -> Tensor:
+    def full(tensor: Tensor, *, beside: bool) -> Any:
         raise torch.OutOfMemoryError("full")
 
     with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
-        patch.setattr(torch, "cat", full)
+        patch.setattr(accelerators, "to_host", full)
         departures.send()
     other = departures.add(torch.ones(2))
     assert (copy.numpy().tolist(), other.numpy().tolist()) == ([0.0, 1.0, 2.0], [1.0, 1.0])

@@ -109,10 +109,6 @@ def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> RemovableHan
     return handle
 
 
-def _on_tensor(tensor: Tensor) -> Table | None:
-    return tensor._backward_hooks
-
-
 def _after_accumulation(tensor: Tensor) -> Table | None:
     return tensor._post_accumulate_grad_hooks
 
@@ -209,7 +205,9 @@ def _behind_forward(module: nn.Module) -> Table:
 
 
 _hidden = lacks("hook_tables")
-on_tensor: Callable[[Tensor], Table | None] = _behind_tensor if _hidden else _on_tensor
+on_tensor: Callable[[Tensor], Table | None] = (
+    _behind_tensor if _hidden else attrgetter("_backward_hooks")
+)
 """The hooks on a tensor; None where there are none yet."""
 
 after_accumulation: Callable[[Tensor], Table | None] = (

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kedge.actions.measure.table import Departures, HostCopy
 from kedge.native import driver
 from kedge.native.driver import DriverFailed, OpenedDevice
-from kedge.torch_internals import accelerators
 
 COLUMNS = 8
 """Those of `kedge.actions.measure.reduce.STATISTICS`, and the seconds that the kernel took."""
@@ -27,27 +27,29 @@ DRAWN_ROWS = 3
 _ROOM = 1024
 _PARTS = 4 * 512
 _COUNTER_BYTES = 4
-_FEW = 1 << 14
-"""Up to so many rows, 1 MB, are copied on the program's own stream."""
 
 
 class LaunchedTable:
-    """The rows of a step during their copy to the host."""
+    """The rows of a step during their copy to the host.
 
-    def __init__(self, rows: Tensor) -> None:
-        copied, self._arrived = accelerators.to_host(rows, beside=len(rows) > _FEW)
-        self._rows: NDArray[np.float64] = copied.numpy()
+    Args:
+        copy: Their copy.
+    """
+
+    def __init__(self, copy: HostCopy) -> None:
+        self._copy: HostCopy | None = copy
+        self._rows = np.empty((0, COLUMNS))
 
     def ready(self) -> bool:
         """Whether they have arrived, so that reading does not wait."""
-        return self._arrived is None or self._arrived.query()
+        return self._copy is None or self._copy.ready()
 
     def rows(self) -> NDArray[np.float64]:
         """The rows; waits for them if they have not arrived."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-            self._arrived = None
-            self._rows = self._rows.copy()  # memory that is locked is given back
+        if self._copy is not None:
+            there = self._copy.numpy().view(np.float64).reshape(-1, COLUMNS)
+            self._rows = there.copy()  # so that memory that is locked is given back
+            self._copy = None
         return self._rows
 
 
@@ -151,10 +153,12 @@ class LaunchedTables:
 
     Args:
         measurer: Measures values into them; None without the compiled part.
+        departures: Takes them to the host at the end of a step.
     """
 
-    def __init__(self, measurer: Any) -> None:
+    def __init__(self, measurer: Any, departures: Departures) -> None:
         self._measurer = measurer
+        self._departures = departures
         self._tables: dict[torch.device, _Table] = {}
 
     def __bool__(self) -> bool:
@@ -191,10 +195,11 @@ class LaunchedTables:
         return self._tables[device].take_rows(count)
 
     def end(self) -> dict[int, LaunchedTable]:
-        """End the step; returns the tables, by the index of the device, on their way to the host."""
+        """End the step; returns the tables, by the index of the device, which are about to be copied to the host."""
         ended = {}
         for device, table in self._tables.items():
             rows = table.end()
             if rows is not None:
-                ended[device.index] = LaunchedTable(rows)
+                numbers = rows.view(torch.float32).view(-1)
+                ended[device.index] = LaunchedTable(self._departures.add(numbers))
         return ended

@@ -17,6 +17,8 @@ from kedge.native import on_device
 from kedge.torch_internals import accelerators
 
 _BLOCK = 4 * on_device.MOST
+_FEW = 1 << 18
+"""Up to so many numbers, 1 MB, are copied on the program's own stream."""
 _WIDE = 4  # bytes of a float32, as which all numbers leave a device
 
 
@@ -75,7 +77,12 @@ class Departures:
         for numbers, copy in waiting:
             by_device.setdefault(numbers.device, []).append((numbers, copy))
         for leaving in by_device.values():
-            host, arrived = accelerators.to_host(torch.cat([numbers for numbers, _ in leaving]))
+            beside = sum(numbers.numel() for numbers, _ in leaving) > _FEW
+            together = leaving[0][0]
+            # Beside the program its next step may already write to what is copied.
+            if beside or len(leaving) > 1:
+                together = torch.cat([numbers for numbers, _ in leaving])
+            host, arrived = accelerators.to_host(together, beside=beside)
             everything = host.numpy()
             start = 0
             for numbers, copy in leaving:

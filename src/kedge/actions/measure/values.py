@@ -55,7 +55,7 @@ class StepValues:
         self._what: What = "full"
         self._level = FULL
         self._sites = sites
-        self._launched = LaunchedTables(host.measurer)
+        self._launched = LaunchedTables(host.measurer, departures)
         self._reduced = ReducedValues(sites, host, departures)
 
     def begin(self, step: int, what: What, *, level: int, draws: bool) -> None:

@@ -27,6 +27,7 @@ from kedge.errors import NotRecorded, SelectorError, SeveralRecorded
 from kedge.sites.site import Site
 from kedge.store.rows import FULL
 from kedge.testing import assert_same_bits
+from kedge.torch_internals import accelerators
 
 NAMES = (
     "count",

@@ -29,8 +29,8 @@ KERNELS = (
 )
 """The kernels, one for each format, in the order of `Kind` in C."""
 
-CUDA = 2
-"""The number of CUDA's devices in DLPack."""
+_NUMBERS = {"cuda": 2}
+"""The kinds of devices whose driver is known, with their numbers in DLPack."""
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _FUNCTIONS = (
@@ -69,6 +69,7 @@ class Driver:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+        self._opened: dict[int, OpenedDevice] = {}
 
     def addresses(self) -> list[int]:
         """Return the addresses of the functions that C calls.
@@ -80,11 +81,14 @@ class Driver:
         return [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found]
 
     def open(self, index: int) -> OpenedDevice:
-        """Load the kernels on a device that PyTorch uses.
+        """Load the kernels on a device that PyTorch uses, unless this process has them there.
 
         Raises:
             DriverFailed: The driver cannot.
         """
+        known = self._opened.get(index)
+        if known is not None:
+            return known
         device = ctypes.c_int()
         context, module = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(index))
@@ -95,7 +99,9 @@ class Driver:
             kernels = tuple(self._kernel(module, name) for name in KERNELS)
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
-        return OpenedDevice(context.value or 0, kernels)
+        opened = OpenedDevice(context.value or 0, kernels)
+        self._opened[index] = opened
+        return opened
 
     def _kernel(self, module: ctypes.c_void_p, name: str) -> int:
         kernel = ctypes.c_void_p()
@@ -103,7 +109,9 @@ class Driver:
         return kernel.value or 0
 
     def _call(self, name: str, *arguments: object) -> None:
-        function = getattr(self._library, name)
+        function = getattr(self._library, name, None)
+        if function is None:
+            raise DriverFailed(f"the driver has no {name}")
         function.restype = ctypes.c_int
         result = function(*arguments)
         if result:
@@ -149,10 +157,11 @@ def connect(kind: str) -> Driver | None:
     """
     if kind in _connected:
         return _connected[kind]
-    if kind != "cuda" or kind in _failed or native.connect_driver is None:
+    number = _NUMBERS.get(kind)
+    if number is None or kind in _failed or native.connect_driver is None:
         return None
     try:
-        return connect_to(kind, find(), CUDA, native.stream_function())
+        return connect_to(kind, find(), number, native.stream_function())
     except (DriverFailed, AttributeError) as error:
         give_up(kind, error)
         return None

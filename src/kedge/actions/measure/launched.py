@@ -16,6 +16,7 @@ from torch import Tensor
 from kedge.actions.measure.table import Departures, HostCopy
 from kedge.native import driver
 from kedge.native.driver import DriverFailed, OpenedDevice
+from kedge.torch_internals import device_graphs
 
 COLUMNS = 8
 """Those of `kedge.actions.measure.reduce.STATISTICS`, and the seconds that the kernel took."""
@@ -65,9 +66,9 @@ class _Table:
     """The table of one device.
 
     # Note [Blocks that stay]
-    A table grows by blocks. None is given back: the kernel may still write to it from a stream
-    that the allocator knows nothing of. Each is twice as large as the one before, and from the next
-    step on the last one is enough.
+    A table grows by blocks, each twice as large as the one before. A step that needed several ends
+    with one that has the room of them all, so the next one grows no more. None is given back: the
+    kernel may still write to it from a stream that the allocator knows nothing of.
     """
 
     def __init__(self, device: torch.device, opened: OpenedDevice, measurer: Any) -> None:
@@ -75,7 +76,7 @@ class _Table:
         self._opened = opened
         self._measurer = measurer
         self._earlier: list[Block] = []
-        self._full: list[Tensor] = []
+        self._full: list[tuple[Block, int]] = []
         self._block = self._use(_new_block(device, _ROOM, _PARTS), 0)
         self._first = 0
 
@@ -83,11 +84,9 @@ class _Table:
         """Go on in a new block, which has room for a value with so many numbers."""
         used = self._measurer.rows_used(self._device.index)
         block = self._block
-        self._full.append(_rows_of(block, used - self._first))
-        self._earlier.append(block)
+        self._full.append((block, used - self._first))
         rows = max(2 * block.rows, block.rows + numbers // ROW_BYTES)
-        self._block = self._use(_new_block(self._device, rows, 2 * block.parts), used)
-        self._first = used
+        self._change(_new_block(self._device, rows, 2 * block.parts), used)
 
     def take_rows(self, count: int) -> tuple[int, Tensor]:
         """Return the number of the first of some rows that others write, and these rows."""
@@ -103,11 +102,26 @@ class _Table:
         used = self._measurer.rows_used(self._device.index)
         if not used:
             return None
-        rows = torch.cat([*self._full, _rows_of(self._block, used - self._first)])
-        self._full.clear()
-        self._first = 0
-        self._use(self._block, 0)
+        filled = [*self._full, (self._block, used - self._first)]
+        rows = torch.cat([_rows_of(block, count) for block, count in filled])
+        block = self._block
+        if self._full:
+            blocks = [block for block, _ in filled]
+            block = _new_block(
+                self._device,
+                sum(block.rows for block in blocks),
+                sum(block.parts for block in blocks),
+            )
+            self._full.clear()
+        self._change(block, 0)
         return rows
+
+    def _change(self, block: Block, first: int) -> None:
+        """Go on in a block, whose first row gets this number."""
+        if block is not self._block:
+            self._earlier.append(self._block)
+        self._block = self._use(block, first)
+        self._first = first
 
     def _use(self, block: Block, first: int) -> Block:
         """Have values measured into a block, whose first row gets this number."""
@@ -162,7 +176,8 @@ class LaunchedTables:
         if self._measurer is None or device in self._tables:
             return False
         found = driver.connect(device.type)
-        if found is None:
+        # To load a kernel would end a capture with an error.
+        if found is None or device_graphs.leaves_alone():
             return False
         try:
             opened = found.open(device.index)

@@ -1,7 +1,7 @@
 """The driver of CUDA: loads the kernel of `c/statistics.cu`, and gives C the functions to launch it with.
 
-The kernel comes as PTX, which the driver compiles for its card when it is first needed, in some
-tenths of a second, and keeps on disk. So neither CUDA's compiler nor Triton is needed, and nothing
+The kernel comes as PTX (`python -m tests.native.kernel` makes it), which the driver compiles for its
+card when it is first needed, in some tenths of a second, and keeps on disk. So neither CUDA's compiler nor Triton is needed, and nothing
 is linked. See Note [The driver's library].
 
 # Note [The driver's library]

@@ -21,7 +21,7 @@ import kedge
 from kedge import native
 from kedge.actions.measure.meter import Meter
 from kedge.actions.measure.site_table import MeasuredSite
-from kedge.native import driver
+from kedge.native import driver, on_device
 from kedge.sites.site import Site
 from kedge.store.rows import LIGHT
 from kedge.torch_internals import accelerators, device_graphs
@@ -473,6 +473,10 @@ def test_a_driver_that_cannot_load_the_kernel_is_given_up(
         assert found["sumsq"] == pytest.approx(truth["sumsq"], rel=1e-5)
     assert driver.why_not() == {"sim": "cuModuleLoadData failed: error 1"}
     assert (sim.launches(), len(asked)) == (0, 1)
+    assert on_device.described() == (
+        "device_kernel: not needed, without a device for which there is one; "
+        "not by its driver: cuModuleLoadData failed: error 1"
+    )
 
 
 def test_a_driver_that_lacks_a_function_is_given_up(
@@ -497,6 +501,7 @@ def test_the_kernel_is_loaded_once_a_device(sim: Any, monkeypatch: pytest.Monkey
         measured([torch.ones(3).to("sim"), torch.ones(3).to("sim:1")])
     assert len(asked) == 2
     assert sim.launches() == 6
+    assert on_device.described() == "device_kernel: present, launched by the device's driver"
 
 
 # -- what is taken back, added and light --------------------------------------------------------

@@ -1,8 +1,8 @@
 """The driver of CUDA: loads the kernel of `c/statistics.cu`, and gives C the functions to launch it with.
 
-The kernel comes as PTX (`python -m tests.native.kernel` makes it), which the driver compiles for its
-card when it is first needed, in some tenths of a second, and keeps on disk. So neither CUDA's compiler nor Triton is needed, and nothing
-is linked. See Note [The driver's library].
+The kernel comes as PTX (`python -m tests.native.kernel` makes it), which the driver compiles for
+its card when it is first needed, in some tenths of a second, and keeps on disk. So neither CUDA's
+compiler nor Triton is needed, and nothing is linked. See Note [The driver's library].
 
 # Note [The driver's library]
 A driver from CUDA 12 on loads the kernel. With an older one, without PyTorch's function for the
@@ -185,6 +185,18 @@ def connect_to(kind: str, driver: Driver, number: int, stream_function: int) -> 
     native.connect_driver(number, *driver.addresses(), stream_function)
     _connected[kind] = driver
     return driver
+
+
+def open_device(kind: str, index: int) -> OpenedDevice | None:
+    """Return a device with the kernels loaded; None without a driver that loads them."""
+    found = connect(kind)
+    if found is None:
+        return None
+    try:
+        return found.open(index)
+    except DriverFailed as error:
+        give_up(kind, error)
+        return None
 
 
 def give_up(kind: str, error: Exception) -> None:

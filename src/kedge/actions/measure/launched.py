@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kedge.actions.measure.table import Departures, HostCopy
 from kedge.native import driver
-from kedge.native.driver import DriverFailed, OpenedDevice
+from kedge.native.driver import OpenedDevice
 from kedge.torch_internals import device_graphs
 
 COLUMNS = 8
@@ -175,14 +175,11 @@ class LaunchedTables:
         """Whether a device has become one that the measurer launches on."""
         if self._measurer is None or device in self._tables:
             return False
-        found = driver.connect(device.type)
         # To load a kernel would end a capture with an error.
-        if found is None or device_graphs.leaves_alone():
+        if driver.connect(device.type) is None or device_graphs.leaves_alone():
             return False
-        try:
-            opened = found.open(device.index)
-        except DriverFailed as error:
-            driver.give_up(device.type, error)
+        opened = driver.open_device(device.type, device.index)
+        if opened is None:
             return False
         self._tables[device] = _Table(device, opened, self._measurer)
         return True

@@ -343,6 +343,21 @@ def test_values_of_a_side_stream(sim: Any) -> None:
         assert_alike(measuring.columns(), truth)
 
 
+def test_streams_that_the_program_does_not_order(sim: Any) -> None:
+    """Neither of two is behind the other when a table is made on one, nor when its rows are taken on the other."""
+    slow, there = torch.Stream("sim"), torch.ones(5).to("sim")
+    measuring = Measuring()
+    sim.synchronize()
+    for step in range(2):
+        with sim.held(slow):
+            with slow:
+                measuring.observe("slow", there, step=step)
+            measuring.observe("quick", there * 2, step=step)
+            measuring.meter.flush()
+        assert measuring.columns(step)["sum"].tolist() == [5, 10]
+    assert sim.launches() == 4
+
+
 def test_values_of_several_threads(sim: Any) -> None:
     """Each row belongs to its value, whichever thread measures meanwhile."""
     measuring = Measuring()

@@ -16,7 +16,7 @@ from torch import Tensor
 from kedge.actions.measure.table import Departures, HostCopy
 from kedge.native import driver
 from kedge.native.driver import OpenedDevice
-from kedge.torch_internals import device_graphs
+from kedge.torch_internals import accelerators, device_graphs
 
 COLUMNS = 8
 """Those of `kedge.actions.measure.reduce.STATISTICS`, and the seconds that the kernel took."""
@@ -69,6 +69,12 @@ class _Table:
     A table grows by blocks, each twice as large as the one before. A step that needed several ends
     with one that has the room of them all, so the next one grows no more. None is given back: the
     kernel may still write to it from a stream that the allocator knows nothing of.
+
+    # Note [Streams]
+    A block is made ready on one stream: it is filled with zeros there, and at the end of a step its
+    rows are taken there. Another stream waits for that before its first launch in a step, and the
+    rows are taken after the launches of all streams of the step. So no program has to order its
+    streams for Kedge, and none waits for another because of a single value.
     """
 
     def __init__(self, device: torch.device, opened: OpenedDevice, measurer: Any) -> None:
@@ -77,6 +83,7 @@ class _Table:
         self._measurer = measurer
         self._earlier: list[Block] = []
         self._full: list[tuple[Block, int]] = []
+        self._streams: list[torch.Stream] = []
         self._block = self._use(_new_block(device, _ROOM, _PARTS), 0)
         self._first = 0
 
@@ -88,8 +95,18 @@ class _Table:
         rows = max(2 * block.rows, block.rows + numbers // ROW_BYTES)
         self._change(_new_block(self._device, rows, 2 * block.parts), used)
 
+    def take_stream(self) -> bool:
+        """Let values of the current stream be measured; returns whether they could not be before."""
+        if not self._measurer.take_stream(self._device.index):
+            return False
+        stream = accelerators.current_stream(self._device)
+        stream.wait_event(self._ready)
+        self._streams.append(stream)
+        return True
+
     def take_rows(self, count: int) -> tuple[int, Tensor]:
         """Return the number of the first of some rows that others write, and these rows."""
+        self.take_stream()
         first = self._measurer.take_rows(self._device.index, count)
         if first < 0:
             self.grow(count * ROW_BYTES)
@@ -102,6 +119,11 @@ class _Table:
         used = self._measurer.rows_used(self._device.index)
         if not used:
             return None
+        current = accelerators.current_stream(self._device)
+        for stream in self._streams:
+            if stream != current:
+                current.wait_stream(stream)
+        self._streams.clear()
         filled = [*self._full, (self._block, used - self._first)]
         rows = torch.cat([_rows_of(block, count) for block, count in filled])
         block = self._block
@@ -139,6 +161,10 @@ class _Table:
             first + block.rows,
             block.parts,
         )
+        stream = accelerators.current_stream(self._device)
+        self._ready = accelerators.mark(stream)
+        self._streams.append(stream)
+        self._measurer.take_stream(self._device.index)
         return block
 
 
@@ -189,7 +215,8 @@ class LaunchedTables:
         table = self._tables.get(device)
         if table is None:
             return self.open(device)
-        table.grow(numbers)
+        if not table.take_stream():
+            table.grow(numbers)
         return True
 
     def take_rows(self, device: torch.device, count: int) -> tuple[int, Tensor] | None:

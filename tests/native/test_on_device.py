@@ -17,7 +17,7 @@ from kedge.actions.measure.devices import DeviceTables
 from kedge.actions.measure.finished import FinishedStep
 from kedge.actions.measure.host import HostTable
 from kedge.actions.measure.table import Departures
-from kedge.native import on_device, reductions
+from kedge.native import driver, on_device, reductions
 from kedge.store.rows import FULL
 from kedge.torch_internals import accelerators
 from tests.native.ways import INTERPRETED
@@ -224,17 +224,23 @@ def test_the_line_of_the_version_says_how_devices_are_measured(
     """``kedge --version -v``: not needed, there, or the reason and what it costs."""
     accelerator = torch.accelerator
     monkeypatch.setattr(accelerator, "current_accelerator", lambda check_available=False: None)
-    assert (
-        on_device.described()
-        == "device_kernel: not needed, without a device for which Triton compiles"
-    )
+    assert on_device.described() == "device_kernel: not needed, without a device"
     monkeypatch.setattr(accelerator, "current_accelerator", lambda check_available=False: CPU)
     monkeypatch.setattr(accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(on_device, "available", lambda device: True)
-    assert on_device.described() == "device_kernel: present"
+    assert on_device.described() == "device_kernel: present, launched by Triton"
+    monkeypatch.setitem(driver._failed, "cpu", "it is too old")
+    assert on_device.described() == (
+        "device_kernel: present, launched by Triton; not by its driver: it is too old"
+    )
+    monkeypatch.delitem(driver._failed, "cpu")
     monkeypatch.setattr(on_device, "available", lambda device: False)
     monkeypatch.setitem(on_device._failed, "cpu", "ModuleNotFoundError: No module named 'triton'")
     assert on_device.described() == (
-        "device_kernel: missing (ModuleNotFoundError: No module named 'triton'): "
+        "device_kernel: missing (Triton: ModuleNotFoundError: No module named 'triton'): "
         "a value on a device takes a dozen of PyTorch's reductions, and sums are in float32."
+    )
+    monkeypatch.setattr(on_device, "KINDS", {"cuda"})
+    assert on_device.described() == (
+        "device_kernel: not needed, without a device for which there is one"
     )

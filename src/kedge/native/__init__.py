@@ -1,16 +1,19 @@
 """All statistics of a value in one pass over its numbers: in compiled code, or by PyTorch's reductions without it.
 
-The compiled part, `c/`, comes first. It refuses everything except plain numbers in this process's
-memory: values on other devices and in other layouts, subclasses of tensors, and values inside a
+The compiled part, `c/`, comes first. It reads plain numbers in this process's memory, and has the
+driver of a CUDA device launch a kernel for those there (`driver`). It refuses everything else:
+values on other devices and in other layouts, subclasses of tensors, and values inside a
 `torch.func` transform. For these, or if the compiled part was not built, `reductions` computes the
-same statistics. For values on other devices see `on_device`.
+same statistics, or on some devices a kernel of Triton's (`on_device`).
 
 # Note [How exact]
 Sums of float64 values are added up in float64. Sums of the other formats add up 16 vectors in
 float32, with at most 8 roundings, and then in float64: the error of the sum is at most ``2**-21``
 of the sum of magnitudes, and that of the sum of squares ``2**-21`` of itself, for any number of
 elements. Blocks whose squares would overflow or vanish in float32 are added up in float64. Extremes
-and counts are exact. The result does not depend on the number of threads.
+and counts are exact. The result does not depend on the number of threads. On a CUDA device groups
+of 16 numbers are added up in float32, with at most 5 roundings, and then in float64, with the same
+bounds.
 """
 
 from __future__ import annotations

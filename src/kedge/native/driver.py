@@ -1,8 +1,8 @@
 """The driver of CUDA: loads the kernel of `c/statistics.cu`, and gives C the functions to launch it with.
 
-The kernel comes as PTX, which the driver compiles for its card when it is first needed, in some
-tenths of a second, and keeps on disk. So neither CUDA's compiler nor Triton is needed, and nothing
-is linked. See Note [The driver's library].
+The kernel comes as PTX (`python -m tests.native.kernel` makes it), which the driver compiles for
+its card when it is first needed, in some tenths of a second, and keeps on disk. So neither CUDA's
+compiler nor Triton is needed, and nothing is linked. See Note [The driver's library].
 
 # Note [The driver's library]
 A driver from CUDA 12 on loads the kernel. With an older one, without PyTorch's function for the
@@ -69,6 +69,7 @@ class Driver:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+        self._opened: dict[int, OpenedDevice] = {}
 
     def addresses(self) -> list[int]:
         """Return the addresses of the functions that C calls.
@@ -80,11 +81,14 @@ class Driver:
         return [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found]
 
     def open(self, index: int) -> OpenedDevice:
-        """Load the kernels on a device that PyTorch uses.
+        """Load the kernels on a device that PyTorch uses, unless this process has them there.
 
         Raises:
             DriverFailed: The driver cannot.
         """
+        known = self._opened.get(index)
+        if known is not None:
+            return known
         device = ctypes.c_int()
         context, module = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(index))
@@ -95,7 +99,9 @@ class Driver:
             kernels = tuple(self._kernel(module, name) for name in KERNELS)
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
-        return OpenedDevice(context.value or 0, kernels)
+        opened = OpenedDevice(context.value or 0, kernels)
+        self._opened[index] = opened
+        return opened
 
     def _kernel(self, module: ctypes.c_void_p, name: str) -> int:
         kernel = ctypes.c_void_p()
@@ -103,7 +109,9 @@ class Driver:
         return kernel.value or 0
 
     def _call(self, name: str, *arguments: object) -> None:
-        function = getattr(self._library, name)
+        function = getattr(self._library, name, None)
+        if function is None:
+            raise DriverFailed(f"the driver has no {name}")
         function.restype = ctypes.c_int
         result = function(*arguments)
         if result:
@@ -149,10 +157,11 @@ def connect(kind: str) -> Driver | None:
     """
     if kind in _connected:
         return _connected[kind]
-    if kind not in _NUMBERS or kind in _failed or native.connect_driver is None:
+    number = _NUMBERS.get(kind)
+    if number is None or kind in _failed or native.connect_driver is None:
         return None
     try:
-        return connect_to(kind, find(), _NUMBERS[kind], native.stream_function())
+        return connect_to(kind, find(), number, native.stream_function())
     except (DriverFailed, AttributeError) as error:
         give_up(kind, error)
         return None
@@ -176,6 +185,18 @@ def connect_to(kind: str, driver: Driver, number: int, stream_function: int) -> 
     native.connect_driver(number, *driver.addresses(), stream_function)
     _connected[kind] = driver
     return driver
+
+
+def open_device(kind: str, index: int) -> OpenedDevice | None:
+    """Return a device with the kernels loaded; None without a driver that loads them."""
+    found = connect(kind)
+    if found is None:
+        return None
+    try:
+        return found.open(index)
+    except DriverFailed as error:
+        give_up(kind, error)
+        return None
 
 
 def give_up(kind: str, error: Exception) -> None:

@@ -1,8 +1,10 @@
 """All statistics of a value on a device in one launch of a Triton kernel, `kedge.native.device_kernel`.
 
-Triton is not a dependency. It is looked up when the first value comes on a device for which it
-compiles. Without it, or if it fails, PyTorch's reductions measure as on other devices; `kedge
---version -v` gives the reason.
+It measures what `kedge.native.driver` does not: on a CUDA device values of subclasses of tensors
+and of views that the driver's kernel does not read, or all if there is no such driver; on ROCm and
+XPU all. Triton is not a dependency. It is looked up when the first such value comes. Without it, or
+if it fails, PyTorch's reductions measure as on other devices; `kedge --version -v` gives the
+reason.
 
 # Note [What the kernel costs the program]
 The kernel is launched on the program's stream. It reads the value once, allocates nothing, and
@@ -32,6 +34,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kedge.native import driver
 from kedge.torch_internals import accelerators
 
 if TYPE_CHECKING:  # it needs Triton
@@ -93,13 +96,21 @@ def why_not() -> dict[str, str]:
 
 
 def described() -> str:
-    """Return a line for `kedge --version -v`: whether the kernel runs on the device that this process would use."""
+    """Return a line for `kedge --version -v`: what launches a kernel on the device that this process would use."""
     found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None or found.type not in KINDS:
-        return f"{_CORNER}: not needed, without a device for which Triton compiles"
-    if available(torch.device(found.type, torch.accelerator.current_device_index())):
-        return f"{_CORNER}: present"
-    return f"{_CORNER}: missing ({_failed[found.type]}): {_COSTS}"
+    if found is None:
+        return f"{_CORNER}: not needed, without a device"
+    index = torch.accelerator.current_device_index()
+    if driver.open_device(found.type, index) is not None:
+        return f"{_CORNER}: present, launched by the device's driver"
+    without = ""
+    if found.type in driver.why_not():
+        without = f"; not by its driver: {driver.why_not()[found.type]}"
+    if found.type not in KINDS:
+        return f"{_CORNER}: not needed, without a device for which there is one{without}"
+    if available(torch.device(found.type, index)):
+        return f"{_CORNER}: present, launched by Triton{without}"
+    return f"{_CORNER}: missing (Triton: {_failed[found.type]}{without}): {_COSTS}"
 
 
 def rows_for(numbers: int) -> int:

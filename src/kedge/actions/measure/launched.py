@@ -15,7 +15,8 @@ from torch import Tensor
 
 from kedge.actions.measure.table import Departures, HostCopy
 from kedge.native import driver
-from kedge.native.driver import DriverFailed, OpenedDevice
+from kedge.native.driver import OpenedDevice
+from kedge.torch_internals import accelerators, device_graphs
 
 COLUMNS = 8
 """Those of `kedge.actions.measure.reduce.STATISTICS`, and the seconds that the kernel took."""
@@ -71,9 +72,15 @@ class _Table:
     """The table of one device.
 
     # Note [Blocks that stay]
-    A table grows by blocks. None is given back: the kernel may still write to it from a stream
-    that the allocator knows nothing of. Each is twice as large as the one before, and from the next
-    step on the last one is enough.
+    A table grows by blocks, each twice as large as the one before. A step that needed several ends
+    with one that has the room of them all, so the next one grows no more. None is given back: the
+    kernel may still write to it from a stream that the allocator knows nothing of.
+
+    # Note [Streams]
+    A block is made ready on one stream: it is filled with zeros there, and at the end of a step its
+    rows are taken there. Another stream waits for that before its first launch in a step, and the
+    rows are taken after the launches of all streams of the step. So no program has to order its
+    streams for Kedge, and none waits for another because of a single value.
     """
 
     def __init__(self, device: torch.device, opened: OpenedDevice, measurer: Any) -> None:
@@ -81,7 +88,8 @@ class _Table:
         self._opened = opened
         self._measurer = measurer
         self._earlier: list[Block] = []
-        self._full: list[Tensor] = []
+        self._full: list[tuple[Block, int]] = []
+        self._streams: list[torch.Stream] = []
         self._block = self._use(_new_block(device, _ROOM, _PARTS), 0)
         self._first = 0
 
@@ -89,14 +97,22 @@ class _Table:
         """Go on in a new block, which has room for a value with so many numbers."""
         used = self._measurer.rows_used(self._device.index)
         block = self._block
-        self._full.append(_rows_of(block, used - self._first))
-        self._earlier.append(block)
+        self._full.append((block, used - self._first))
         rows = max(2 * block.rows, block.rows + numbers // ROW_BYTES)
-        self._block = self._use(_new_block(self._device, rows, 2 * block.parts), used)
-        self._first = used
+        self._change(_new_block(self._device, rows, 2 * block.parts), used)
+
+    def take_stream(self) -> bool:
+        """Let values of the current stream be measured; returns whether they could not be before."""
+        if not self._measurer.take_stream(self._device.index):
+            return False
+        stream = accelerators.current_stream(self._device)
+        stream.wait_event(self._ready)
+        self._streams.append(stream)
+        return True
 
     def take_rows(self, count: int) -> tuple[int, Tensor]:
         """Return the number of the first of some rows that others write, and these rows."""
+        self.take_stream()
         first = self._measurer.take_rows(self._device.index, count)
         if first < 0:
             self.grow(count * ROW_BYTES)
@@ -109,13 +125,30 @@ class _Table:
         used = self._measurer.rows_used(self._device.index)
         if not used:
             return None
-        rows = _rows_of(self._block, used - self._first)
+        current = accelerators.current_stream(self._device)
+        for stream in self._streams:
+            if stream != current:
+                current.wait_stream(stream)
+        self._streams.clear()
+        filled = [*self._full, (self._block, used - self._first)]
+        rows = torch.cat([_rows_of(block, count) for block, count in filled])
+        block = self._block
         if self._full:
-            rows = torch.cat([*self._full, rows])
-        self._full.clear()
-        self._first = 0
-        self._use(self._block, 0)
+            block = _new_block(
+                self._device,
+                sum(block.rows for block, _ in filled),
+                sum(block.parts for block, _ in filled),
+            )
+            self._full.clear()
+        self._change(block, 0)
         return rows
+
+    def _change(self, block: Block, first: int) -> None:
+        """Go on in a block, whose first row gets this number."""
+        if block is not self._block:
+            self._earlier.append(self._block)
+        self._block = self._use(block, first)
+        self._first = first
 
     def _use(self, block: Block, first: int) -> Block:
         """Have values measured into a block, whose first row gets this number."""
@@ -133,6 +166,10 @@ class _Table:
             first + block.rows,
             block.parts,
         )
+        stream = accelerators.current_stream(self._device)
+        self._ready = accelerators.mark(stream)
+        self._streams.append(stream)
+        self._measurer.take_stream(self._device.index)
         return block
 
 
@@ -169,13 +206,11 @@ class LaunchedTables:
         """Whether a device has become one that the measurer launches on."""
         if self._measurer is None or device in self._tables:
             return False
-        found = driver.connect(device.type)
-        if found is None:
+        # To load a kernel would end a capture with an error.
+        if driver.connect(device.type) is None or device_graphs.leaves_alone():
             return False
-        try:
-            opened = found.open(device.index)
-        except DriverFailed as error:
-            driver.give_up(device.type, error)
+        opened = driver.open_device(device.type, device.index)
+        if opened is None:
             return False
         self._tables[device] = _Table(device, opened, self._measurer)
         return True
@@ -185,7 +220,8 @@ class LaunchedTables:
         table = self._tables.get(device)
         if table is None:
             return self.open(device)
-        table.grow(numbers)
+        if not table.take_stream():
+            table.grow(numbers)
         return True
 
     def take_rows(self, device: torch.device, count: int) -> tuple[int, Tensor] | None:

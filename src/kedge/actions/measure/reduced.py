@@ -1,6 +1,7 @@
 """Measures the values that a single native call cannot.
 
-These are on devices, of unusual layouts, or come to a Kedge without the compiled part.
+These are on devices whose driver does not launch the kernel, of unusual layouts or types, or come to
+a Kedge without the compiled part.
 """
 
 from __future__ import annotations

@@ -142,8 +142,8 @@ class Statistics:
 
     Figures that were not measured are NaN, and counts of elements -1. `sum`, `sumsq`, `mean`,
     `std`, `rms`, `min`, `max` and `absmax` are NaN or infinite if an element is. Sums are in
-    float64 on a CPU and where Triton measures on the device (see Note [How exact]), in float32
-    elsewhere. ``pandas.DataFrame(stats.values())`` has a column for each figure.
+    float64 on a CPU and where the driver or Triton measures on the device (see Note [How exact]),
+    in float32 elsewhere. ``pandas.DataFrame(stats.values())`` has a column for each figure.
 
     Attributes:
         name: The text of the site, such as "layer4:out".

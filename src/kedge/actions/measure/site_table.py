@@ -147,6 +147,8 @@ class SiteTable:
     def _channel_dim(self, site: Site, value: Tensor) -> int | None:
         if site.kind != "out" or site.path not in self.channel_dims or value.dim() < 2:
             return None
+        if value.is_complex():  # above zero has no meaning
+            return None
         if value.dim() == 3:
             return self.channel_dims[site.path]
         return 1

@@ -173,7 +173,7 @@ class StepValues:
         """
         host = self.host
         if done == native.REFUSED and not value.is_cpu and self._launched.open(value.device):
-            done = native.NO_TABLE
+            done = self._read(seat, value, draws=draws, dim=dim)
         while done in (native.NO_ROOM, native.NO_TABLE):
             if done == native.NO_ROOM:
                 host.make_room(1)

@@ -58,6 +58,20 @@ int open_device(Device *device, PyObject *const *args, Py_ssize_t given) {
     return 0;
 }
 
+static bool knows_stream(const Device *device, const void *stream) {
+    for (int i = 0; i < MOST_STREAMS && i < device->streams_taken; i++)
+        if (device->streams[i] == stream) return true;
+    return false;
+}
+
+int take_stream(Device *device, int index) {
+    void *stream = NULL;
+    if (driver.current_stream(driver.kind, index, &stream)) return -1;
+    if (knows_stream(device, stream)) return 0;
+    device->streams[device->streams_taken++ % MOST_STREAMS] = stream;
+    return 1;
+}
+
 /* How many blocks of threads read a value: as many as there are pieces of it, up to a limit. */
 static int64_t blocks_for(const View *view) {
     int64_t pieces = (view->numbers * (int64_t)size_of(view->kind) + CHUNK_BYTES - 1) / CHUNK_BYTES;
@@ -104,7 +118,7 @@ int launch_on(Device *device, int index, const View *view, int what, const Extra
     if (driver.current_stream(driver.kind, index, &stream)) return LAUNCH_FAILED;
     if (driver.capturing(stream, &capturing)) return LAUNCH_REFUSED;
     if (capturing) return LAUNCH_CAPTURED;
-    if (!device->context) return LAUNCH_NO_TABLE;
+    if (!device->context || !knows_stream(device, stream)) return LAUNCH_NO_TABLE;
 
     int64_t blocks = what == ONLY_DRAW ? 1 : blocks_for(view);
     Work work = {.numbers = view->data,

@@ -12,6 +12,7 @@
 #include "work.h"
 
 #define MOST_DEVICES 64
+#define MOST_STREAMS 8 /* that are known to run after a table was made ready; others are asked about again */
 
 /* What is known of a device, and where its rows are. */
 typedef struct {
@@ -20,6 +21,8 @@ typedef struct {
     unsigned *arrived;              /* one counter a row */
     int64_t room, used;             /* of rows */
     int64_t parts_room, parts_used;
+    void *streams[MOST_STREAMS]; /* those on which values may be measured into this table */
+    int64_t streams_taken;
 } Device;
 
 /* What is asked of a value beside its statistics. */
@@ -46,8 +49,12 @@ int connect_driver(PyObject *const *args, Py_ssize_t given);
 /* Opens a device, or gives it another table: 0, or -1 with an exception set. */
 int open_device(Device *device, PyObject *const *args, Py_ssize_t given);
 
+/* Lets values be measured on a device's current stream: 1, 0 if they may already, or -1 with an exception set. */
+int take_stream(Device *device, int index);
+
 /* Queues the measuring of a value on a device: a LAUNCH_ code; an exception is set where it is LAUNCH_FAILED.
  *
+ * LAUNCH_NO_TABLE is also that of a stream that was not taken. See Note [Streams] in `kedge.actions.measure.launched`.
  * Other threads may run meanwhile; the rows are taken before.
  */
 int launch_on(Device *device, int index, const View *view, int what, const Extras *extras, Launched *launched);

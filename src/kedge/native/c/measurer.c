@@ -391,6 +391,16 @@ static PyObject *use_device(PyObject *object, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
+/* Whether the current stream of a device is one that values were not measured on since `use_device`; from now on they may be. */
+static PyObject *take_current_stream(PyObject *object, PyObject *const *args, Py_ssize_t given) {
+    Measurer *self = (Measurer *)object;
+    long index;
+    if (takes(given, 1, 1, "take_stream(index)") || number_of(args, given, 0, 0, &index)) return NULL;
+    if (!self->devices || index < 0 || index >= MOST_DEVICES || !driver_kind()) Py_RETURN_FALSE;
+    int taken = take_stream(&self->devices[index], (int)index);
+    return taken < 0 ? NULL : PyBool_FromLong(taken);
+}
+
 /* The number of the next row of a device's table. */
 static PyObject *rows_used(PyObject *object, PyObject *const *args, Py_ssize_t given) {
     Measurer *self = (Measurer *)object;
@@ -471,6 +481,7 @@ static PyMethodDef methods[] = {
     FAST(observe_all, "observe_all(tensors, sites, what, draws): the indices of those refused"),
     {"draw_for_last", draw_for_last, METH_O, "draw_for_last(tensor): count among its numbers, for what was measured last; flags"},
     FAST(use_device, "use_device(index, context, kernels, rows, arrived, parts, first, room, parts_room): measure on a device"),
+    {"take_stream", (PyCFunction)(void (*)(void))take_current_stream, METH_FASTCALL, "take_stream(index): whether a device's current stream is new to its table; it is not from now on"},
     FAST(rows_used, "rows_used(index): the number of the next row of a device's table"),
     {"take_rows", (PyCFunction)(void (*)(void))take_device_rows, METH_FASTCALL, "take_rows(index, rows): the first of so many rows of a device's table; -1: there is no room"},
     {"forget", forget, METH_NOARGS, "forget(): the step is over, and values that come were not seen"},

@@ -1,6 +1,6 @@
 /* All statistics of a value on a device, in one reading: the kernel that `_native` launches.
  *
- * It is compiled to PTX by NVRTC, without headers (`python -m kedge.native.compile`), and shipped as statistics.ptx.
+ * It is compiled to PTX by NVRTC, without headers, and shipped as statistics.ptx: `python -m tests.native.kernel` writes that.
  *
  * # Note [Groups]
  * A thread reads 16 bytes at a time, four times, and adds up groups of 16 numbers in float32 with at most 5 roundings; groups

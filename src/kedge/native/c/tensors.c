@@ -118,7 +118,8 @@ int open_anywhere(PyObject *tensor, long dim, View *view, int *device, int64_t *
     view_of(&dl, kind, is_complex, -1, view);
     *device = dl.device_type == DLPACK_CPU ? -1 : dl.device_id;
     *channels = *distance = 0;
-    if (dim >= 0 && dim < dl.ndim && !is_complex && is_dense(view) && view->repeats == 1) {
+    if (dim >= 0 && *device >= 0) {
+        if (dim >= dl.ndim || is_complex || !is_dense(view) || view->repeats != 1) return 0;
         *channels = dl.shape[dim];
         *distance = dl.shape[dim] > 1 ? stride_of(&dl, (int)dim) : view->numbers;
     }

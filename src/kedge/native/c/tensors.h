@@ -28,7 +28,8 @@ int open_view(PyObject *tensor, View *view);
 
 /* Opens a tensor's numbers, also on a device of the driver's, whose index is set; -1 for this process's memory. As open_view.
  *
- * If it is dense and has such a dimension, the number of its channels and their distance are set; else 0.
+ * On a device the channels of a dimension, unless that is -1, are counted and their distance is set, and a tensor is refused
+ * that has no such dimension or whose numbers are not one after another.
  */
 int open_anywhere(PyObject *tensor, long dim, View *view, int *device, int64_t *channels, int64_t *distance);
 

@@ -1,0 +1,98 @@
+"""Make the kernel that Kedge ships: `python -m tests.native.kernel` writes src/kedge/native/statistics.ptx.
+
+NVRTC compiles it from c/statistics.cu and c/work.h, without headers of CUDA's and without a card. It is a
+wheel of the extra `test`, as is the assembler that tests try the result with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from kedge import native
+
+SHIPPED = Path(native.__file__).with_name("statistics.ptx")
+SOURCE = SHIPPED.parent / "c"
+OPTIONS = [b"--gpu-architecture=compute_70", b"--std=c++17"]
+"""Cards from Volta on run it, with drivers from CUDA 12 on, which is the release that compiles it."""
+
+_NVRTC = "nvidia-cuda-nvrtc-cu12"
+_NVCC = "nvidia-cuda-nvcc-cu12"
+
+
+def missing() -> str | None:
+    """Return why the kernel cannot be made here; None if it can."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return "the kernel is made on Linux x86-64"
+    for package in (_NVRTC, _NVCC):
+        try:
+            metadata.distribution(package)
+        except metadata.PackageNotFoundError:
+            return f"{package} is not installed"
+    return None
+
+
+def made() -> bytes:
+    """Return the kernel as NVRTC makes it.
+
+    Raises:
+        RuntimeError: It does not compile.
+    """
+    # NVRTC looks for this one by name alone, where the loader does.
+    ctypes.CDLL(str(_file(_NVRTC, "libnvrtc-builtins.so")), mode=ctypes.RTLD_GLOBAL)
+    nvrtc = ctypes.CDLL(str(_file(_NVRTC, "libnvrtc.so")))
+    program = ctypes.c_void_p()
+    headers = (ctypes.c_char_p * 1)((SOURCE / "work.h").read_bytes())
+    names = (ctypes.c_char_p * 1)(b"work.h")
+    text = (SOURCE / "statistics.cu").read_bytes()
+    options = (ctypes.c_char_p * len(OPTIONS))(*OPTIONS)
+    if nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), text, b"statistics.cu", 1, headers, names
+    ) or nvrtc.nvrtcCompileProgram(program, len(options), options):
+        raise RuntimeError(_text(nvrtc, program, "ProgramLog").decode())
+    return _text(nvrtc, program, "PTX")
+
+
+def assembled(architecture: str) -> str:
+    """Return what the assembler reports of the shipped kernel for a card.
+
+    Raises:
+        RuntimeError: It does not assemble it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [_file(_NVCC, "ptxas"), "-v", f"-arch={architecture}", SHIPPED]
+        done = subprocess.run(
+            [*command, "-o", Path(folder, "kernel")], capture_output=True, text=True, check=False
+        )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return done.stdout + done.stderr
+
+
+def _file(package: str, begins: str) -> Path:
+    """Return a package's file whose name begins so."""
+    for file in metadata.files(package) or ():
+        if file.name.startswith(begins):
+            return Path(str(file.locate()))
+    raise FileNotFoundError(f"{package} has no {begins}")
+
+
+def _text(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, name: str) -> bytes:
+    size = ctypes.c_size_t()
+    getattr(nvrtc, f"nvrtcGet{name}Size")(program, ctypes.byref(size))
+    text = ctypes.create_string_buffer(size.value)
+    getattr(nvrtc, f"nvrtcGet{name}")(program, text)
+    return text.value
+
+
+if __name__ == "__main__":
+    reason = missing()
+    if reason is not None:
+        sys.exit(f"{reason}; pip install -c constraints.txt -e '.[test]'")
+    SHIPPED.write_bytes(made())
+    print(f"{SHIPPED}: {SHIPPED.stat().st_size:,} bytes")  # noqa: T201

@@ -103,13 +103,15 @@ def test_no_step_waits(
     assert training.copies == (ONE if levels == MEASURED else NONE)
 
 
-def test_a_skipped_step_adds_no_kernel(sim: Any, paced: Callable[..., None]) -> None:
-    """A guarded one adds a few, whatever the size of the model."""
+def test_a_skipped_step_adds_few_kernels(sim: Any, paced: Callable[..., None]) -> None:
+    """Besides its loss, the norms of at most five gradients, whatever the size of the model; a card takes one call for all."""
     paced(*SKIPPED)
     plain, skipped = Training(sim), Training(sim)
     plain()
     watch(skipped)
-    assert [s["kernels"] for s in skipped.steps] == [s["kernels"] for s in plain.steps]
+    pairs = zip(skipped.steps, plain.steps, strict=True)
+    added = [watched["kernels"] - bare["kernels"] for watched, bare in pairs]
+    assert 0 < min(added[1:]) <= max(added) <= 5
 
 
 @pytest.mark.parametrize(

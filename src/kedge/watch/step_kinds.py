@@ -123,6 +123,11 @@ class StepKinds:
         self.interrupt()
         self._begin_step(StepKind.GUARDED)
 
+    def look_closer(self) -> None:
+        """Measure the next step, as it is news that an earlier one was not finite."""
+        self.budget.wish()
+        self.budget.cut()
+
     def _begin_step(self, kind: StepKind) -> None:
         """Pass a step through its handlers, in their order."""
         has_stepped = bool(self.steps.optimizers.entries)

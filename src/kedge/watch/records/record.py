@@ -115,9 +115,35 @@ class TrainingRecord:
         self.updates.bad = True
         return True
 
-    def skipped_began(self, loss: Tensor, number: Any, frame: FrameType) -> None:
-        """Record the loss of a skipped step; arguments as in `SkippedLosses.skipped_began`."""
-        self.writer.notes += self.losses.skipped(loss, number, frame, self.step())
+    def skipped_began(self, loss: Tensor, number: Any, frame: FrameType) -> bool:
+        """Record the loss of a skipped step; arguments as in `SkippedLosses.skipped_began`.
+
+        Returns:
+            Whether it is news that a loss or gradients on a device were not finite.
+        """
+        step = self.step()
+        self.writer.notes += self.losses.skipped(loss, number, frame, step)
+        if number is not None:
+            return False
+        self.curves.look(step)
+        return self._note_news()
+
+    def skipped_gradients(self, places: tuple[ParameterSites, ...]) -> None:
+        """Check the gradients of some parameters on a device, in a skipped step."""
+        if self.losses.recorded == self.step():
+            self.updates.check(places)
+
+    def _note_news(self) -> bool:
+        """Note the losses and gradients on devices that were not finite; returns whether there are any.
+
+        See Note [Late news] in `kedge.watch.records.curves`.
+        """
+        news = self.curves.news
+        if not news:
+            return False
+        self.writer.notes += self.losses.late(news)
+        news.clear()
+        return True
 
     def backward_ended(self, task: int) -> None:
         """Measure the gradients that a backward pass made."""
@@ -164,7 +190,7 @@ class TrainingRecord:
         self.losses.bad = False
 
     def end_step(self, step: int) -> bool:
-        """Write the values of the step; returns whether something was non-finite."""
+        """Write the values of the step; returns whether something was non-finite, as far as is known by now."""
         bad = self.is_bad
         models = self.models
         self.writer.notes += self.first_step.close(step)
@@ -182,7 +208,8 @@ class TrainingRecord:
         self.meter.flush(finite=not (self.measured or bad))
         if written:
             self.writer.write_curves(step)
-        return bad
+        # Of steps on a device the news may be of an earlier one.
+        return self._note_news() or bad
 
     def _groups(self) -> list[list[ParameterSites]]:
         """Return the parameters of each root, and of each optimizer."""
@@ -210,6 +237,9 @@ class TrainingRecord:
         self.writer.notes += [*(facts or ()), *(exam or ()), *shield.notes()]
         if is_partial:
             self.curves.drop(step)
+        self.curves.depart(step)
+        self.curves.arrive(wait=True)
+        self._note_news()
         self.writer.finish(step)
         return (silent or []) + unused(models.places)
 

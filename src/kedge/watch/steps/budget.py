@@ -138,6 +138,11 @@ class Budget:
         self.run = self._planned = 1
         self._mark = now
 
+    def cut(self) -> None:
+        """Make the current step the last one of its run, so that the next one is chosen anew."""
+        self._planned = self.done + 1
+        self.run = 1
+
     def wish(self) -> None:
         """Request a measured step next.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
 from kedge.store.rows import FULL
-from kedge.watch.records import curves
+from kedge.watch.records import curves, gradient_checks
 from kedge.watch.step import StepKind
 from kedge.watch.steps.budget import Budget
 from tests.watch.watched import Memory, watch
@@ -34,6 +34,7 @@ def _mostly_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Budget, "_choose", choose)
     monkeypatch.setattr(curves, "_PATIENCE", 0.0)
+    monkeypatch.setattr(gradient_checks, "_SHARE", math.inf)
 
 
 class Rooted(nn.Module):
@@ -96,6 +97,15 @@ def test_a_loss_that_is_not_finite_is_named_with_its_step_and_lines(sim: Any) ->
     assert f"It was last finite at step {BAD - 1}." in finding.message
     assert "can make such a value of usual numbers are: log at " in finding.message
     assert "test_late_news.py:" in finding.message
+    assert "gradients were not checked" not in finding.message
+
+
+def test_short_steps_are_not_all_checked(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finding says so where the step before was not: its backward may have made the value."""
+    monkeypatch.setattr(gradient_checks, "_SHARE", 1e-9)
+    finding = found(train(of_a_zero))[0]
+    assert (finding.site, finding.step) == ("loss", BAD)
+    assert "gradients were not checked" in finding.message
 
 
 def test_the_step_after_the_news_is_measured(sim: Any) -> None:

@@ -820,9 +820,15 @@ class _ProducerWords:
         last = ""
         if number != len(self.producer.among):
             last = f" {number}, of which these are the last"
+        before = ""
+        if self.producer.event.detail:
+            before = (
+                ". If it was not one of these, it came with the batch, or with parameters that the "
+                "step before left so: its gradients were not checked"
+            )
         return (
             "Its values were not read, as they were on a device; the operations behind it "
-            f"that can make such a value of usual numbers are{last}: {places}"
+            f"that can make such a value of usual numbers are{last}: {places}{before}"
         )
 
     def _made(self) -> str:

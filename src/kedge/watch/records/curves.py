@@ -76,10 +76,12 @@ class Curves:
     Attributes:
         news: Numbers that have arrived from a device and are not finite, in the order of their
             steps; whoever reads them takes them out.
+        last_sound: The last step of which gradients on a device were checked and are finite.
     """
 
     def __init__(self, departures: Departures | None = None) -> None:
         self.news: list[Arrived] = []
+        self.last_sound = -1
         self._rows: list[_Row] = []
         self._departed: list[_Row] = []
         self._checks: list[list[_Row]] = []
@@ -184,11 +186,13 @@ class Curves:
     def _arrived_check(self, check: list[_Row]) -> None:
         """Keep the norms of some gradients if one of them is not finite, and that is news."""
         squared = [(*row[:5], row[5] ** 2, *row[6:]) for row in check]
+        step = check[0][0]
         bad = [row[5] for row in check if not math.isfinite(row[5])]
+        if not bad:
+            self.last_sound = step
         if bad and not self._was_bad and self._left:
             self._left -= 1
             self._departed += squared
-            step = check[0][0]
             self.news.append(Arrived(step, None, any(map(math.isnan, bad))))
         self._was_bad = bool(bad)
 

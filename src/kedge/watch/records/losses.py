@@ -150,8 +150,12 @@ class Losses:
             if each.site is None and each.step not in without_loss:
                 notes.append(BadBackwardEvent(step=each.step))
             able = self._able.pop(paths.get(each.site, ""), None)
-            if able is not None:
-                notes.append(replace(able, step=each.step, loss=paths[each.site]))
+            if able is None:
+                continue
+            detail = able.detail
+            if self.curves.last_sound != each.step - 1:
+                detail = "the gradients of the step before were not checked"
+            notes.append(replace(able, step=each.step, loss=paths[each.site], detail=detail))
         return notes
 
     def gradients_are_bad(

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _LEVELS = {StepKind.MEASURED: FULL, StepKind.GUARDED: LIGHT, StepKind.SKIPPED: OFF}
 """The levels of the meter."""
 _AT_THE_END = "what the optimizers left out"
+_LAST_LOSS = "the last losses"
 _SILENT = "the reasons of modules that did not run"
 """What the last work is about."""
 
@@ -223,8 +224,9 @@ class TrainingRecord:
         """Write the rest; returns an entry for each site that never fired."""
         models = self.models
         step = self.step()
+        is_bad = shield.attempt(_LAST_LOSS, self._look_last, step)
         # Values after the last step belong to none: an evaluation, or half a round.
-        is_partial = self.optimizers.leading is not None and not self.is_bad
+        is_partial = self.optimizers.leading is not None and not is_bad
         if is_partial:
             self.meter.drop()
         self.writer.notes += self.first_step.close(step)
@@ -237,11 +239,16 @@ class TrainingRecord:
         self.writer.notes += [*(facts or ()), *(exam or ()), *shield.notes()]
         if is_partial:
             self.curves.drop(step)
-        self.curves.depart(step)
-        self.curves.arrive(wait=True)
-        self._note_news()
         self.writer.finish(step)
         return (silent or []) + unused(models.places)
+
+    def _look_last(self, step: int) -> bool:
+        """Look at all losses of the run, waiting for devices; returns whether this step is bad."""
+        self.curves.depart(step)
+        self.curves.arrive(wait=True)
+        is_bad = self.is_bad or any(news.step == step for news in self.curves.news)
+        self._note_news()
+        return is_bad
 
     def close(self) -> None:
         """Remove every hook."""

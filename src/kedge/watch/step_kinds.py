@@ -87,7 +87,8 @@ class StepKinds:
         finally:
             if budget.kind is not StepKind.SKIPPED:
                 budget.charge_device(self.costs.charge_device())
-                timed += self.costs.charge()
+            # Else what the checks of skipped steps take would be taken for the next step's cost.
+            timed += self.costs.charge()
             self._begin_step(budget.run_ended(step, perf_counter(), timed))
 
     def _write(self, step: int) -> None:

@@ -13,8 +13,10 @@ own step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from itertools import chain
+from collections import deque
+from collections.abc import Iterable
+from enum import Enum
+from operator import itemgetter
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 
@@ -39,17 +41,54 @@ _COUNTS = ("nonzero", "nonfinite", "nan")
 
 
 _Row: TypeAlias = tuple[Any, ...]
-"""Step, site, level and count; then sum and sum of squares, which may be on a device.
-
-Extremes and counts follow.
-"""
+"""Step, site, level and count; then sum, sum of squares, extremes and counts."""
 
 
-class _OnItsWay(NamedTuple):
-    """A number that is copied from a device with others: the copy, and its place there."""
+class _Kind(Enum):
+    """What a number on a device is: a single one, a sum of squares, or the norm of a gradient that is checked."""
 
-    copy: HostCopy
-    at: int
+    VALUE = 0
+    SQUARES = 1
+    CHECK = 2
+
+
+class _Away(NamedTuple):
+    """A number on a device.
+
+    Attributes:
+        step: Its step.
+        site: Its site.
+        level: The level of the step.
+        count: How many elements it stands for.
+        number: The number, a tensor of one element.
+        of: What it is.
+    """
+
+    step: int
+    site: int
+    level: int
+    count: int
+    number: Tensor
+    of: _Kind
+
+
+class _OnTheirWay(NamedTuple):
+    """Numbers that are copied from devices together.
+
+    Attributes:
+        copies: The numbers of each device and dtype, with their copy.
+        dropped: Steps whose numbers are no data.
+    """
+
+    copies: list[tuple[list[_Away], HostCopy]]
+    dropped: set[int]
+
+    def are_there(self) -> bool:
+        """Whether all have arrived, so that reading does not wait."""
+        return all(copy.ready() for _, copy in self.copies)
+
+
+_step_and_site = itemgetter(0, 1)
 
 
 class Arrived(NamedTuple):
@@ -83,9 +122,8 @@ class Curves:
         self.news: list[Arrived] = []
         self.last_sound = -1
         self._rows: list[_Row] = []
-        self._departed: list[_Row] = []
-        self._checks: list[list[_Row]] = []
-        self._departed_checks: list[list[_Row]] = []
+        self._away: list[_Away] = []
+        self._on_their_way: deque[_OnTheirWay] = deque()
         self._was_bad = False
         self._left = _KEPT
         self._departures = departures or Departures()
@@ -95,7 +133,7 @@ class Curves:
         """Add a number, such as a loss; returns whether it is known to be non-finite."""
         level = FULL if measured else LIGHT
         if isinstance(value, Tensor):
-            self._rows.append((step, site, level, 1, value, None, None, None, -1, -1, -1))
+            self._away.append(_Away(step, site, level, 1, value, _Kind.VALUE))
             return False
         self._rows.append((step, site, level, 1, *_statistics_of(value)))
         return not math.isfinite(value)
@@ -105,8 +143,10 @@ class Curves:
     ) -> None:
         """Add the sum of squares of `count` elements."""
         level = FULL if measured else LIGHT
-        nan = math.nan
-        self._rows.append((step, site, level, count, nan, squares, nan, nan, -1, -1, -1))
+        if isinstance(squares, Tensor):
+            self._away.append(_Away(step, site, level, count, squares, _Kind.SQUARES))
+        else:
+            self._rows.append((step, site, level, count, *_of_squares(squares)))
 
     def add_check(self, step: int, norms: Iterable[tuple[int, int, Tensor]]) -> None:
         """Add the norms of a few gradients on a device: of each the site, the count and the norm.
@@ -114,44 +154,39 @@ class Curves:
         They are written only if one of them is not finite, while all were at the last check: a
         program may go on with such gradients for long, as its loss scale may skip them.
         """
-        nan = math.nan
-        rows = [(step, site, LIGHT, n, nan, norm, nan, nan, -1, -1, -1) for site, n, norm in norms]
-        self._checks.append(rows)
+        self._away += [_Away(step, site, LIGHT, n, norm, _Kind.CHECK) for site, n, norm in norms]
 
     def is_due(self) -> bool:
         """Whether the collected numbers should be written now."""
-        if not self._rows:
+        if not self._rows and not self._away:
             return False
         self._since = min(self._since, monotonic())
-        return len(self._rows) >= _MANY or monotonic() - self._since > _PATIENCE
+        many = len(self._rows) >= _MANY or len(self._away) >= 4 * _MANY
+        return many or monotonic() - self._since > _PATIENCE
 
     def drop(self, step: int) -> None:
         """Drop the numbers of a step."""
-        self._rows = [r for r in self._rows if r[0] != step]
-        self._departed = [r for r in self._departed if r[0] != step]
-        self._checks = [check for check in self._checks if check[0][0] != step]
-        self._departed_checks = [c for c in self._departed_checks if c[0][0] != step]
+        self._rows = [row for row in self._rows if row[0] != step]
+        self._away = [away for away in self._away if away.step != step]
+        for each in self._on_their_way:
+            each.dropped.add(step)
 
     def depart(self, step: int) -> None:
         """Have the numbers of the steps up to one copied to the host, if they are on devices."""
-        rows = [r for r in self._rows if r[0] <= step]
-        checks = [check for check in self._checks if check[0][0] <= step]
-        self._rows = [r for r in self._rows if r[0] > step]
-        self._checks = [check for check in self._checks if check[0][0] > step]
         self._since = math.inf
-        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for row in chain(rows, *checks):
-            for part in row:
-                if isinstance(part, Tensor):
-                    alike.setdefault((part.device, part.dtype), []).append(part)
-
-        places: dict[int, _OnItsWay] = {}
-        for numbers in alike.values():
-            copy = self._departures.add(torch.stack(numbers).float())
-            for i, number in enumerate(numbers):
-                places[id(number)] = _OnItsWay(copy, i)
-        self._departed += _placed(rows, places)
-        self._departed_checks += [_placed(check, places) for check in checks]
+        if not self._away:
+            return
+        leaving = [away for away in self._away if away.step <= step]
+        self._away = [away for away in self._away if away.step > step]
+        alike: dict[tuple[torch.device, torch.dtype], list[_Away]] = {}
+        for away in leaving:
+            alike.setdefault((away.number.device, away.number.dtype), []).append(away)
+        copies = []
+        for some in alike.values():
+            numbers = torch.stack([away.number for away in some]).float()
+            copies.append((some, self._departures.add(numbers)))
+        if copies:
+            self._on_their_way.append(_OnTheirWay(copies, set()))
 
     def look(self, step: int) -> None:
         """Send the numbers on devices on their way if that is due, and look at what has arrived."""
@@ -166,33 +201,35 @@ class Curves:
         Args:
             wait: Whether to wait for the others.
         """
-        for at, row in enumerate(self._departed):
-            if not any(isinstance(part, _OnItsWay) for part in row):
-                continue
-            if not wait and not _has_arrived(row):
-                continue
-            self._departed[at] = known = _on_host(row)
-            step, site = row[:2]
-            number = known[5]
-            if not math.isfinite(number):
-                self.news.append(Arrived(step, site, math.isnan(number)))
-        while self._departed_checks:
-            check = self._departed_checks[0]
-            if not wait and not all(map(_has_arrived, check)):
-                return
-            del self._departed_checks[0]
-            self._arrived_check([_on_host(row) for row in check])
+        while self._on_their_way and (wait or self._on_their_way[0].are_there()):
+            self._look_at(self._on_their_way.popleft())
 
-    def _arrived_check(self, check: list[_Row]) -> None:
+    def _look_at(self, arrived: _OnTheirWay) -> None:
+        checks: dict[int, list[tuple[_Away, float]]] = {}
+        for some, copy in arrived.copies:
+            for away, number in zip(some, copy.numpy().tolist(), strict=True):
+                if away.step in arrived.dropped:
+                    continue
+                if away.of is _Kind.CHECK:
+                    checks.setdefault(away.step, []).append((away, number))
+                    continue
+                statistics = (
+                    _statistics_of(number) if away.of is _Kind.VALUE else _of_squares(number)
+                )
+                self._rows.append((*away[:4], *statistics))
+                if not math.isfinite(number):
+                    self.news.append(Arrived(away.step, away.site, math.isnan(number)))
+        for step in sorted(checks):
+            self._look_at_check(step, checks[step])
+
+    def _look_at_check(self, step: int, norms: list[tuple[_Away, float]]) -> None:
         """Keep the norms of some gradients if one of them is not finite, and that is news."""
-        squared = [(*row[:5], row[5] ** 2, *row[6:]) for row in check]
-        step = check[0][0]
-        bad = [row[5] for row in check if not math.isfinite(row[5])]
+        bad = [norm for _, norm in norms if not math.isfinite(norm)]
         if not bad:
             self.last_sound = step
         if bad and not self._was_bad and self._left:
             self._left -= 1
-            self._departed += squared
+            self._rows += [(*away[:4], *_of_squares(norm**2)) for away, norm in norms]
             self.news.append(Arrived(step, None, any(map(math.isnan, bad))))
         self._was_bad = bool(bad)
 
@@ -208,17 +245,11 @@ class Curves:
         """
         self.depart(step)
         self.arrive(wait=wait)
-        rows = []
-        waiting = []
-        for row in self._departed:
-            if row[0] <= step and _has_arrived(row):
-                rows.append(row)
-            else:
-                waiting.append(row)
-        self._departed = waiting
+        rows = [row for row in self._rows if row[0] <= step]
         if not rows:
             return None
-        rows.sort(key=lambda row: row[0])
+        self._rows = [row for row in self._rows if row[0] > step]
+        rows.sort(key=_step_and_site)
 
         steps, site, level, count, *rest = zip(*rows, strict=True)
         statistics = zip((*_FLOATS, *_COUNTS), map(np.array, rest), strict=True)
@@ -236,21 +267,10 @@ class Curves:
         }
 
 
-def _placed(rows: Iterable[_Row], places: Mapping[int, _OnItsWay]) -> list[_Row]:
-    return [tuple(places.get(id(part), part) for part in row) for row in rows]
-
-
-def _has_arrived(row: _Row) -> bool:
-    return all(part.copy.ready() for part in row if isinstance(part, _OnItsWay))
-
-
-def _on_host(row: _Row) -> _Row:
-    step, site, level, count, total, squares, *rest = row
-    if isinstance(total, _OnItsWay):
-        return (step, site, level, count, *_statistics_of(float(total.copy.numpy()[total.at])))
-    if isinstance(squares, _OnItsWay):
-        squares = float(squares.copy.numpy()[squares.at])
-    return (step, site, level, count, total, squares, *rest)
+def _of_squares(squares: float) -> tuple[float, float, float, float, int, int, int]:
+    """Return the statistics of many numbers of which the sum of squares is known, in the order of a row."""
+    nan = math.nan
+    return nan, squares, nan, nan, -1, -1, -1
 
 
 def _statistics_of(value: float) -> tuple[float, float, float, float, int, int, int]:

@@ -179,3 +179,26 @@ def test_nothing_waits_for_the_device(sim: Any) -> None:
 
     assert not watch(program).watch.failed
     assert waits == [0]
+
+
+def test_a_loss_that_the_optimizer_may_not_have_got_is_no_error(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program looks at it and goes on with the next batch; no gradient of it was recorded."""
+    monkeypatch.setattr(gradient_checks, "_SHARE", 1e-9)
+
+    def program() -> None:
+        model = nn.Linear(4, 1).to("sim")
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for turn in range(STEPS):
+            optimizer.zero_grad()
+            loss = model(torch.randn(5, 4).to("sim")).square().mean()
+            loss = loss / torch.full_like(loss, float(turn != BAD))
+            loss.backward()
+            if loss.isfinite():
+                optimizer.step()
+            torch.accelerator.synchronize()
+
+    (finding,) = found(watch(program))
+    assert (finding.site, finding.step, finding.severity) == ("loss", BAD, "warning")
+    assert finding.evidence.recovered

@@ -59,7 +59,7 @@ class _Away(NamedTuple):
         step: Its step.
         site: Its site.
         level: The level of the step.
-        count: How many elements it stands for.
+        elements: How many elements it stands for.
         number: The number, a tensor of one element.
         of: What it is.
     """
@@ -67,7 +67,7 @@ class _Away(NamedTuple):
     step: int
     site: int
     level: int
-    count: int
+    elements: int
     number: Tensor
     of: _Kind
 
@@ -98,12 +98,10 @@ class Arrived(NamedTuple):
         step: Its step.
         site: The site of a loss or of the norm of all gradients; None for gradients that were
             checked.
-        is_nan: Whether it is NaN, and not infinite.
     """
 
     step: int
     site: int | None
-    is_nan: bool
 
 
 class Curves:
@@ -218,7 +216,7 @@ class Curves:
                 )
                 self._rows.append((*away[:4], *statistics))
                 if not math.isfinite(number):
-                    self.news.append(Arrived(away.step, away.site, math.isnan(number)))
+                    self.news.append(Arrived(away.step, away.site))
         for step in sorted(checks):
             self._look_at_check(step, checks[step])
 
@@ -230,7 +228,7 @@ class Curves:
         if bad and not self._was_bad and self._left:
             self._left -= 1
             self._rows += [(*away[:4], *_of_squares(norm**2)) for away, norm in norms]
-            self.news.append(Arrived(step, None, any(map(math.isnan, bad))))
+            self.news.append(Arrived(step, None))
         self._was_bad = bool(bad)
 
     def take(self, step: int, *, wait: bool = False) -> dict[str, Any] | None:

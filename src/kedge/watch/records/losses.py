@@ -143,19 +143,20 @@ class Losses:
         Returns:
             The events.
         """
-        paths = {seat: path for path, seat in self._seats.items()}
+        paths: dict[int | None, str] = {seat: path for path, seat in self._seats.items()}
         without_loss = {each.step for each in news if each.site in paths}
         notes: list[RunEvent] = []
         for each in news:
             if each.site is None and each.step not in without_loss:
                 notes.append(BadBackwardEvent(step=each.step))
-            able = self._able.pop(paths.get(each.site, ""), None)
+            path = paths.get(each.site, "")
+            able = self._able.pop(path, None)
             if able is None:
                 continue
-            detail = able.detail
+            detail = None
             if self.curves.last_sound != each.step - 1:
                 detail = "the gradients of the step before were not checked"
-            notes.append(replace(able, step=each.step, loss=paths[each.site], detail=detail))
+            notes.append(replace(able, step=each.step, loss=path, detail=detail))
         return notes
 
     def gradients_are_bad(

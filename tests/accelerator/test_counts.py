@@ -19,6 +19,7 @@ import kedge
 from kedge.actions.measure.meter import Meter
 from kedge.repro.first_bad_call import FirstBadCall
 from kedge.torch_internals.accelerators import generator_states
+from kedge.watch.records import gradient_checks
 from kedge.watch.step import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import GUARDED, MEASURED, SKIPPED, Memory, at_levels, fix_kinds, watch
@@ -107,13 +108,18 @@ def test_no_step_waits(
     assert training.copies == (ONE if levels == MEASURED else NONE)
 
 
-def test_a_skipped_step_adds_no_kernel(sim: Any, paced: Callable[..., None]) -> None:
-    """A guarded one adds a few, whatever the size of the model."""
+def test_a_skipped_step_adds_few_kernels(
+    sim: Any, paced: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Besides its loss, the norms of at most five gradients, whatever the size of the model; a card takes one call for all."""
     paced(*SKIPPED)
+    monkeypatch.setattr(gradient_checks, "_SHARE", math.inf)  # however slow this machine is
     plain, skipped = Training(sim), Training(sim)
     plain()
     watch(skipped)
-    assert [s["kernels"] for s in skipped.steps] == [s["kernels"] for s in plain.steps]
+    pairs = zip(skipped.steps, plain.steps, strict=True)
+    added = [watched["kernels"] - bare["kernels"] for watched, bare in pairs]
+    assert 0 < min(added[1:]) <= max(added) <= 5
 
 
 @pytest.mark.parametrize(

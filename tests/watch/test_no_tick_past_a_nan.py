@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from torch.nn import functional as F
 
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
-from tests.watch.watched import GUARDED, MEASURED, MIXED, SKIPPED, Memory, Paced, watch
+from kedge.watch.records import closing_exam
+from tests.watch.watched import GUARDED, MEASURED, MIXED, SKIPPED, Memory, Paced, at_levels, watch
 
 BAD = 6
 
@@ -203,3 +206,112 @@ def test_a_loss_times_a_constant_is_left_as_it_is() -> None:
             optimizer.step()
 
     assert watch(program, every=3).recording().rows("loss").sum.tolist() == values
+
+
+ENDS = [KeyboardInterrupt, SystemExit, ValueError]
+
+
+def ends_badly(device: str, end: type[BaseException], name: str) -> Memory:
+    """Train, spoil one number of a parameter or a buffer, and end the program so."""
+    log = Memory()
+
+    def program() -> None:
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(9):
+            optimizer.zero_grad()
+            model(torch.randn(6, 4).to(device)).square().mean().backward()
+            optimizer.step()
+            spoil(name, float("nan"))(step, model)
+        model(torch.randn(6, 4).to(device))  # as of half a step
+        raise end
+
+    with pytest.raises(end):
+        watch(program, log=log)
+    return log
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", ["0.weight", "1.running_var"])
+def test_the_end_is_examined_however_it_comes(
+    end: type[BaseException], name: str, paced: Paced
+) -> None:
+    """Although no step was measured since, and the program did not come to its last line."""
+    paced(*SKIPPED)
+    (finding,) = findings(ends_badly("cpu", end, name))
+    assert finding.severity == "error"
+    assert f"{name} was not finite at the end" in finding.message
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", ["0.weight", "1.running_var"])
+def test_the_end_is_examined_on_a_device(
+    sim: Any, end: type[BaseException], name: str, paced: Paced
+) -> None:
+    """With one wait, and without memory for a copy of the tensors."""
+    paced(*SKIPPED)
+    (finding,) = findings(ends_badly("sim", end, name))
+    assert finding.severity == "error"
+    assert f"{name} was not finite at the end" in finding.message
+
+
+def test_the_exam_takes_no_memory_of_the_device(sim: Any) -> None:
+    """Where the program has left none: a copy of a large tensor would fail, and so would its exam."""
+    wide = nn.Linear(1 << 20, 1, bias=False).to("sim")
+    with torch.no_grad():
+        wide.weight[0, 5] = float("inf")
+    before = sim.memory_allocated()
+    sim.set_limit(before + (1 << 16), "sim")
+    assert closing_exam._norms([wide.weight.detach()]) == [float("inf")]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64])
+def test_the_largest_numbers_of_a_device_are_finite(sim: Any, dtype: torch.dtype) -> None:
+    """Also where their squares are not, in any dtype; infinities are counted as such."""
+    real = dtype.to_real() if dtype.is_complex else dtype
+    values = torch.full((8,), torch.finfo(real).max, dtype=dtype)
+    bad = values.clone()
+    bad[3] = float("inf")
+    named = [("large", values.to("sim")), ("bad", bad.to("sim"))]
+    assert [name for name, _, _ in closing_exam._not_finite(named)] == ["bad"]
+
+
+def ends_in_half_a_step(device: str) -> Memory:
+    """Train until the loss is NaN; the program sees that after backward, and ends before its optimizer takes it."""
+    log = Memory()
+
+    def program() -> None:
+        model = nn.Linear(4, 3).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(9):
+            optimizer.zero_grad()
+            loss = model(torch.randn(6, 4).to(device)).square().mean()
+            loss = loss * (float("nan") if step == BAD else 1.0)
+            loss.backward()
+            if not loss.isfinite():
+                sys.exit("the loss is not finite")
+            optimizer.step()
+
+    with pytest.raises(SystemExit):
+        watch(program, log=log)
+    return log
+
+
+@at_levels(MEASURED, GUARDED, SKIPPED)
+def test_a_loss_of_half_a_step_is_a_finding(levels: tuple[object, ...], paced: Paced) -> None:
+    """Values after the last step belong to none, but for one that is not finite."""
+    paced(*levels)
+    finding = findings(ends_in_half_a_step("cpu"))[0]
+    assert (finding.step, finding.severity) == (BAD, "error")
+    assert "loss" in finding.message
+
+
+@at_levels(MEASURED, GUARDED, SKIPPED)
+def test_a_loss_of_half_a_step_on_a_device_is_a_finding(
+    sim: Any, levels: tuple[object, ...], paced: Paced
+) -> None:
+    """It is waited for at the end."""
+    paced(*levels)
+    finding = findings(ends_in_half_a_step("sim"))[0]
+    assert (finding.step, finding.severity) == (BAD, "error")
+    assert "loss" in finding.message

@@ -313,8 +313,9 @@ class ProducerEvent(RunEvent):
 
     Attributes:
         module: The module that it lies in; empty outside of modules, None if that is not known.
-        where: ``forward``, ``backward``, ``hidden`` (in the forward, but not shown by the loss), or
-            ``input`` if the value came in with the batch.
+        where: ``forward``, ``backward``, ``hidden`` (in the forward, but not shown by the loss),
+            ``unseen`` (in the forward, of which no value was read), or ``input`` if the value came
+            in with the batch.
         certain: Whether it was seen, and not only inferred.
         among: The last of several operations that may have made it, in the order of the forward.
         of: How many they are.

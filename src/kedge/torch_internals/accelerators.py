@@ -204,13 +204,15 @@ def pinned(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> Tensor | 
 
 
 def with_doubles(tensor: Tensor) -> Tensor:
-    """Return a tensor where it can be computed with in float64: itself, or its copy on the host.
-
-    MPS has no float64.
-    """
-    if not is_accelerator(tensor.device) or can(_doubles, tensor.device):
+    """Return a tensor where it can be computed with in float64: itself, or its copy on the host."""
+    if has_doubles(tensor.device):
         return tensor
     return tensor.cpu()
+
+
+def has_doubles(device: torch.device) -> bool:
+    """Whether a device computes in float64; MPS does not."""
+    return not is_accelerator(device) or can(_doubles, device)
 
 
 def lend(tensor: Tensor, stream: torch.Stream) -> bool:

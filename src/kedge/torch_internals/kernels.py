@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kedge.torch_internals import accelerators
 from kedge.torch_internals.corners import late
 
 
@@ -46,6 +47,18 @@ def norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     if others:
         found += _norms(others, 2, torch.float32)
     return found
+
+
+def wide_norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the norms of tensors of one device, by one call if possible.
+
+    They are in float64, in which no squares of finite numbers of another dtype overflow, where the
+    device has it.
+    """
+    dtype = torch.float64
+    if not accelerators.has_doubles(tensors[0].device):
+        dtype = torch.float32
+    return _norms(tensors, 2, dtype)
 
 
 def assert_on_device(value: Tensor, message: str) -> None:

@@ -3,8 +3,8 @@
 # Note [Three kinds of steps]
 A *measured* step has the statistics of every value. A *guarded* step has the loss and the norm of
 all gradients, and checks whether they are finite; it hooks no module. A *skipped* step has its loss
-and, on a CPU, a check whether that and a few small gradients are finite, see Note [Ends of
-gradients] in `kedge.watch.records.gradient_checks`; nothing more. The first steps are all measured,
+and a check whether that and a few small gradients are finite, see Note [Ends of gradients] in
+`kedge.watch.records.gradient_checks`; nothing more. The first steps are all measured,
 since most mistakes show there; then as many as the budget pays for.
 
 # Note [Cold caches]

@@ -87,7 +87,8 @@ class StepKinds:
         finally:
             if budget.kind is not StepKind.SKIPPED:
                 budget.charge_device(self.costs.charge_device())
-                timed += self.costs.charge()
+            # Else what the checks of skipped steps take would be taken for the next step's cost.
+            timed += self.costs.charge()
             self._begin_step(budget.run_ended(step, perf_counter(), timed))
 
     def _write(self, step: int) -> None:
@@ -122,6 +123,11 @@ class StepKinds:
         """Make the current skipped step a guarded one, as its loss or a gradient is not finite."""
         self.interrupt()
         self._begin_step(StepKind.GUARDED)
+
+    def look_closer(self) -> None:
+        """Measure the next step, as it is news that an earlier one was not finite."""
+        self.budget.wish()
+        self.budget.cut()
 
     def _begin_step(self, kind: StepKind) -> None:
         """Pass a step through its handlers, in their order."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 import torch
@@ -95,7 +95,8 @@ class Watcher:
         self.step_of_run_ended = record.updates.forget_step
         self.backward_began = around(self._backward_began, BACKWARD)
         self.backward_ended = around(self._backward_ended, BACKWARD)
-        self.skipped_began = around(record.skipped_began, BACKWARD)
+        self.skipped_began = around(self._skipped_began, BACKWARD)
+        self.skipped_gradients = around(record.skipped_gradients, BACKWARD)
         self.skipped_backward_ended = around(self._count_backward, BACKWARD)
         self.skipped_is_bad = around(self.kinds.interrupt_skipped, STEP)
         self.steps.on_step.append(around(self.kinds.run_ended, STEP))
@@ -258,6 +259,10 @@ class Watcher:
     def _backward_began(self, at: BackwardStart) -> None:
         if self.record.backward_began(at):
             self.kinds.interrupt()
+
+    def _skipped_began(self, loss: torch.Tensor, number: Any, frame: FrameType) -> None:
+        if self.record.skipped_began(loss, number, frame):
+            self.kinds.look_closer()
 
     def _backward_ended(self, task: int) -> None:
         try:

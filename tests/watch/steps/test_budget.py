@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from kedge.watch.step import StepKind
@@ -10,12 +12,21 @@ from kedge.watch.steps.spacing import FIRST_STEPS
 
 
 class Run:
-    """A run whose steps take known times."""
+    """A run whose steps take known times.
+
+    Of the first measured steps each takes some seconds `once` besides.
+    """
 
     def __init__(
-        self, budget: Budget, step: float, costs: dict[StepKind, float], per_step: float = 0.0
+        self,
+        budget: Budget,
+        step: float,
+        costs: dict[StepKind, float],
+        per_step: float = 0.0,
+        once: Sequence[float] = (),
     ) -> None:
         self.budget, self.step, self.costs = budget, step, {StepKind.SKIPPED: 0.0, **costs}
+        self.once = list(once)
         self.now, self.spent, self.number = 0.0, 0.0, 0
         self.kinds: list[StepKind] = []
         self.per_step = per_step
@@ -26,6 +37,8 @@ class Run:
         while self.number < steps:
             kind, many = self.budget.kind, self.budget.run
             cost = many * self.costs[kind]
+            if kind is StepKind.MEASURED and self.once:
+                cost += self.once.pop(0)
             self.now += many * (self.step + self.per_step) + cost
             self.spent += cost
             self.kinds += [kind] * many
@@ -174,3 +187,59 @@ def test_new_optimizers_do_not_spend_more_than_there_is() -> None:
         now += 0.03 if is_measured else 0.01
         budget.run_ended(step, now, 0.02 if is_measured else 0.0)
     assert 8 < measured < 100
+
+
+ONCE = [[2.0], [0.0, 2.0], [1.0, 1.0, 0.5, 0.5], [3.0, 2.0]]
+"""What attaching and compiling take, in the first steps."""
+
+
+@pytest.mark.parametrize("once", ONCE)
+@pytest.mark.parametrize(
+    ("step", "cost", "steps", "least"),
+    [(1.4e-3, 4e-3, 1000, 100), (4e-2, 6e-2, 120, 20), (4e-3, 2e-2, 3600, 40)],
+)
+def test_what_happens_once_takes_nothing_from_looking(
+    once: list[float], step: float, cost: float, steps: int, least: int
+) -> None:
+    """As many steps are measured as without it, in the whole run; it is counted, and allowed besides."""
+    costs = {StepKind.MEASURED: cost, StepKind.GUARDED: 5e-5}
+    without = Run(Budget(10, 0.03), step, costs).go(steps)
+    run = Run(Budget(10, 0.03), step, costs, once=once).go(steps)
+    assert len(run.measured()) >= max(least, 0.9 * len(without.measured()))
+    assert {0, 1, 2, 3, 4} <= set(run.measured())
+    assert run.measured()[-1] >= steps // 2
+    assert run.budget.seconds >= run.spent
+    assert run.spent <= ALLOWANCE + sum(once) + 2 * cost
+
+
+def test_steps_that_stay_dear_are_not_taken_for_what_happens_once() -> None:
+    """What each measured step takes is what looking costs, and is limited."""
+    costs = {StepKind.MEASURED: 0.3, StepKind.GUARDED: 1e-3}
+    run = Run(Budget(10, 0.03), 5e-3, costs).go(2000)
+    assert run.spent <= ALLOWANCE + 2 * 0.3
+
+
+def test_a_step_that_is_dear_for_once_later_is_paid_from_the_budget() -> None:
+    """Only early ones are allowed besides: something that happens again and again is no exception."""
+    budget = Budget(10, 0.03)
+    run = Run(budget, 1e-2, CHEAP).go(400)
+    for _ in range(20):
+        run.once = [1.0]
+        run.go(run.number + 400)
+    assert run.spent <= max(0.03 * run.now, ALLOWANCE) + 2 * 1.0
+
+
+def test_in_a_long_run_all_of_it_is_in_the_share() -> None:
+    """What happens once is a part of it then."""
+    run = Run(Budget(10, 0.03), 1.0, CHEAP, once=[5.0, 2.0]).go(2000)
+    assert run.budget.seconds <= 0.031 * run.now
+
+
+def test_what_the_checks_of_skipped_steps_take_is_paid_besides() -> None:
+    """As counting is: it takes nothing from looking, and is in what is printed."""
+    costs = {StepKind.MEASURED: 0.06, StepKind.GUARDED: 6e-3}
+    without = Run(Budget(10, 0.03), 2e-2, costs).go(2000)
+    run = Run(Budget(10, 0.03), 2e-2, {**costs, StepKind.SKIPPED: 2e-3}).go(2000)
+    assert len(run.measured()) >= 0.8 * len(without.measured())
+    assert max(run.measured()) > 1000
+    assert run.budget.seconds >= run.spent

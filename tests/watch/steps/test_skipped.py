@@ -343,3 +343,31 @@ def test_a_loss_that_cannot_be_recorded_in_a_skipped_step_ends_no_program(
 
     run(program)
     assert steps == [*range(STEPS)]
+
+
+def test_what_skipped_steps_take_is_not_charged_to_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A measured step would seem to cost what hundreds of checks before it took."""
+    each = 0.001
+    charged: list[tuple[StepKind, float]] = []
+    run_ended = Budget.run_ended
+
+    def choose(budget: Budget, step: int, now: float) -> StepKind:
+        measured = step < MEASURED or step % 10 == 0
+        budget.kind = StepKind.MEASURED if measured else StepKind.SKIPPED
+        budget.run = budget._planned = 1 if measured else 9
+        return budget.kind
+
+    def ended(budget: Budget, step: int, now: float, timed: float) -> StepKind:
+        charged.append((budget.kind, timed))
+        return run_ended(budget, step, now, timed)
+
+    monkeypatch.setattr(Budget, "_choose", choose)
+    monkeypatch.setattr(Budget, "run_ended", ended)
+    monkeypatch.setattr(Costs, "uncharged", property(lambda costs: each))
+    log = run(descend(MODELS["chain"](), bad=lambda _: False))
+    assert log.watch is not None
+    skipped = [timed for kind, timed in charged if kind is StepKind.SKIPPED]
+    assert skipped == [each] * len(skipped)
+    assert log.watch.budget._time.counting >= sum(skipped) > 0

@@ -197,6 +197,11 @@ class Producer:
         return self.event.where in ("backward", "hidden")
 
     @property
+    def is_unseen(self) -> bool:
+        """Whether no value was read, so that only the operations are known that can make such a value."""
+        return self.event.where == "unseen"
+
+    @property
     def is_empty(self) -> bool:
         """Whether a mean was seen to be one of no elements; its squares may have overflowed, too."""
         return "no elements" in (self.event.detail or "")

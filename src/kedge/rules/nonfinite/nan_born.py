@@ -250,8 +250,9 @@ def _severity(recording: Recording, sighting: Sighting, recovered: bool) -> Seve
         # run shows it. Those of a pass whose step a scaler has skipped are known at the outputs
         # alone.
         outputs = [site.id for site in recording.of_kind("out.grad")]
-        is_spoiled = bad_step.are_finite([*gradient_sites, *outputs]) is False
-        if recovered and is_spoiled:
+        # Where none was recorded, as on a device, the optimizer may never have got them.
+        has_trained = bad_step.are_finite([*gradient_sites, *outputs]) is True
+        if recovered and not has_trained:
             return "warning"
         return "error"
     if place in ("written", "optimizer", "parameter", "unseen"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
@@ -785,14 +785,51 @@ class _ProducerWords:
         if self.producer.shows_in_gradients:
             subject = f"The gradients of {self.birth.site} were"
         step = self.producer.step
-        return f"{subject} not finite at step {step}: {self._made()}.{_went_on(self.birth)}"
+        if self.producer.is_unseen:
+            made = f".{self._before()} {self._able()}"
+        else:
+            made = f": {self._made()}"
+        return f"{subject} not finite at step {step}{made}.{_went_on(self.birth)}"
 
     def addition(self) -> str:
         """Return what it adds to the message of the rows, or of a kept call."""
         shown = "Of the operations in the graph of the loss,"
+        if self.producer.is_unseen:
+            return f"{self._before()} {self._able()}."
         if self.producer.certainty == "seen":
             shown = "The graph of the loss shows it:"
         return f" {shown} {self._made()}."
+
+    def _before(self) -> str:
+        """Return the last step before with a finite loss, as a sentence; empty without one."""
+        for loss in self.recording.of_kind(LOSS):
+            if loss.site == self.producer.event.loss:
+                rows = self.recording.rows(loss)
+                sound = rows.step[rows.clean & (rows.step < self.producer.step)]
+                if len(sound):
+                    return f" It was last finite at step {int(sound[-1])}."
+        return ""
+
+    def _able(self) -> str:
+        """Return a sentence that lists the operations that can make such a value; none was seen to."""
+        number = self.producer.event.of
+        by_line = self._among_by_line()
+        places = _places(by_line)
+        if len(by_line) == 1:
+            places += quoted(self.producer.event.text)
+        last = ""
+        if number != len(self.producer.among):
+            last = f" {number}, of which these are the last"
+        before = ""
+        if self.producer.event.detail:
+            before = (
+                ". If it was not one of these, it came with the batch, or with parameters that the "
+                "step before left so: its gradients were not checked"
+            )
+        return (
+            "Its values were not read, as they were on a device; the operations behind it "
+            f"that can make such a value of usual numbers are{last}: {places}{before}"
+        )
 
     def _made(self) -> str:
         """Return a clause with the operation and its place."""
@@ -822,13 +859,7 @@ class _ProducerWords:
 
     def _one_of(self) -> str:
         """Return a clause that lists the operations that may have made it, each line of the program once."""
-        by_line: dict[str, list[str]] = {}
-        for possible in self.producer.among:
-            line = ""
-            if possible.file:
-                line = f" at {line_of(possible)}"
-            by_line.setdefault(line, []).append(possible.operation)
-        places = "; ".join(", ".join(names) + line for line, names in by_line.items())
+        places = _places(self._among_by_line())
         number = self.producer.event.of
         are_all = number == len(self.producer.among)
         if self.producer.place == "backward":
@@ -847,6 +878,16 @@ class _ProducerWords:
             f"one of {number} operations made it, of which these are the last, in "
             f"their order: {places}{detail}"
         )
+
+    def _among_by_line(self) -> dict[str, list[str]]:
+        """Return the possible operations by the program's line."""
+        by_line: dict[str, list[str]] = {}
+        for possible in self.producer.among:
+            line = ""
+            if possible.file:
+                line = f" at {line_of(possible)}"
+            by_line.setdefault(line, []).append(possible.operation)
+        return by_line
 
     def remedy(self) -> str:
         """Return what to do; of an operation that is only probable, also how to have it named."""
@@ -916,6 +957,10 @@ class _ProducerWords:
             f" To have the operation named for certain, {run}; if these lines are "
             "outside modules, put them into the forward of one first."
         )
+
+
+def _places(by_line: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(", ".join(names) + line for line, names in by_line.items())
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,9 @@ class BackwardHandler(SkippedLosses, Protocol):
     def skipped_backward_ended(self) -> None:
         """Called in skipped steps at the end of a pass."""
 
+    def skipped_gradients(self, places: tuple[ParameterSites, ...]) -> None:
+        """Called in skipped steps at the end of a pass, with parameters on a device to check."""
+
     def skipped_is_bad(self) -> None:
         """Called in skipped steps when a loss, or a gradient that it made, is not finite."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from kedge import native
+from kedge.native import reductions
 from kedge.sites.leaves import has_memory, own_part
 from kedge.store.events import BadTensor, NonfiniteAtEndEvent
-from kedge.torch_internals import modes
+from kedge.torch_internals import kernels, modes
 from kedge.torch_internals.module_tables import buffers_in, modules_in
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.roots import RootModule
@@ -111,18 +113,25 @@ def _living(
 
 def _not_finite(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, int, int]]:
     """Return the name, the NaN and the infinities of each tensor that is not finite."""
-    readable = list(_readable(named))
-    on_host = [(name, value) for name, value in readable if value.is_cpu]
-    suspects = [pair for pair in on_host if native.all_finite_and_norm([pair[1]])[1]]
+    suspects: list[tuple[str, Tensor]] = []
     by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
-    for name, value in readable:
+    for name, value in _readable(named):
         if not value.is_cpu:
             by_device.setdefault(value.device, []).append((name, value))
-    for pairs in by_device.values():  # one wait for each device
-        sound = torch.stack([torch.isfinite(value).all() for _, value in pairs]).tolist()
-        suspects += [pair for pair, finite in zip(pairs, sound, strict=True) if not finite]
+        elif native.all_finite_and_norm([value])[1]:
+            suspects.append((name, value))
+    for pairs in by_device.values():
+        norms = _norms([value for _, value in pairs])
+        suspects += [p for p, norm in zip(pairs, norms, strict=True) if not math.isfinite(norm)]
     counted = ((name, int(v.isnan().sum()), int(v.isinf().sum())) for name, v in suspects)
     return [(name, nan, inf) for name, nan, inf in counted if nan or inf]
+
+
+def _norms(values: Iterable[Tensor]) -> list[float]:
+    """Return the norms of tensors of one device, with one wait, and no memory there but for these."""
+    norms = kernels.wide_norms([reductions.real(value) for value in values])
+    found: list[float] = torch.stack(list(norms)).tolist()
+    return found
 
 
 def _readable(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -12,12 +12,19 @@ All of them are read in one hook, on the parameter whose gradient arrives last; 
 caches] in `kedge.watch.step`. It runs inside the pass, before the program unscales or clips.
 A program may go on with such gradients for long, as its loss scale may skip them; so they are news
 only if they were finite at the last check.
+
+On a device nothing is read. Its backward passes run on several streams, which PyTorch joins at the
+end of the pass: there the norms are computed, by one call, and looked at when they have arrived;
+see Note [Late news] in `kedge.watch.records.curves`. A call takes some 40 microseconds of the host,
+so where steps are shorter than two milliseconds not every one is checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -29,6 +36,7 @@ from kedge.hooks.placing.leaf_hooks import LeafHook
 from kedge.sites.operation_names import plain_name
 from kedge.torch_internals.autograd_nodes import behind, by_need, is_leaf, sequence_number
 from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.graph_task import at_end_of_backward
 from kedge.torch_internals.own_work import OwnWork, is_watched
 from kedge.watch.models.backwards import BackwardPasses
 from kedge.watch.models.parameters import ParameterSites
@@ -38,6 +46,8 @@ _MOST = 4
 """Most ends in the graph of one loss: those of the earliest operations."""
 _LARGEST = 1 << 16
 """Most elements of a gradient that is checked."""
+_SHARE = 0.02
+"""Largest share of the time that checks on a device take."""
 _MOST_NODES = 20_000
 _MOVES = (*MOVES, "embedding")
 
@@ -72,12 +82,16 @@ class GradientChecks:
         param = last.param()
         if param is None:
             return
+        there = {id(leaf): leaf for leaf in leaves if leaf.device == param.device}
+        places = [place for place in watched.among(there.values()) if place.order is not None]
 
         old = self._hooks.pop(last.id, None)
         if old is not None:
             old[1].remove(param)
         self._hooks = {key: known for key, known in self._hooks.items() if known[1].is_in_table}
         check = self._check_of(last, places)
+        if not param.is_cpu:
+            check = self._check_on_device(places)
         hook = LeafHook(param, check, accumulated=True, find=last.param)
         self._hooks[last.id] = (last, hook)
 
@@ -107,6 +121,25 @@ class GradientChecks:
             if bad and not was_bad and not passes.counts:
                 passes.interrupt(last)
             was_bad = bad
+
+        return check
+
+    def _check_on_device(self, places: Iterable[ParameterSites]) -> Callable[[Tensor], None]:
+        passes = self.passes
+        skipped = passes.skipped
+        measure = partial(passes.handler.skipped_gradients, tuple(places))
+        due = 0.0
+
+        def at_the_end() -> None:
+            nonlocal due
+            start = perf_counter()
+            measure()
+            end = perf_counter()
+            due = end + (end - start) / _SHARE
+
+        def check(_: Tensor) -> None:
+            if skipped.on and not passes.counts and perf_counter() >= due:
+                at_end_of_backward(at_the_end)
 
         return check
 
@@ -148,8 +181,8 @@ def leaves_at_ends(losses: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _can_check(grad: Tensor | None) -> bool:
-    """Whether a gradient can be checked quickly, without waiting for a device."""
-    if type(grad) is not Tensor or not grad.is_cpu or grad.layout is not torch.strided:
+    """Whether a gradient can be checked quickly."""
+    if type(grad) is not Tensor or grad.layout is not torch.strided:
         return False
     return 0 < grad.numel() <= _LARGEST
 
@@ -159,3 +192,4 @@ def _order(place: ParameterSites) -> int:
 
 
 untraced(GradientChecks._check_of)
+untraced(GradientChecks._check_on_device)

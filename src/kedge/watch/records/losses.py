@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -25,11 +25,11 @@ from kedge.torch_internals import modes
 from kedge.torch_internals.autograd_nodes import dimension_of
 from kedge.torch_internals.source_lines import source_of
 from kedge.watch.models.backward_start import BackwardStart, operation_of, programs_line
-from kedge.watch.records.curves import Curves, number_of
+from kedge.watch.records.curves import Arrived, Curves, number_of
 from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.loss_scaling import LossScaling, unscaled
 from kedge.watch.records.operation_lines import ProducerLines
-from kedge.watch.records.producer import find_behind_gradients, find_producer
+from kedge.watch.records.producer import find_able, find_behind_gradients, find_producer
 
 _MOST_LINES = 16
 """Most lines that call backward and are kept apart."""
@@ -53,6 +53,7 @@ class Losses:
         bad: Whether a loss of this step, or another part of it, is known to be non-finite.
         described: The operation and the program's line of each loss, by its path.
         lines: The program's line of each operation.
+        recorded: The last step of which a loss was recorded.
     """
 
     def __init__(self, meter: Meter, curves: Curves, checks: GradientChecks) -> None:
@@ -69,6 +70,8 @@ class Losses:
         self._changes = 0
         self._searches = _SEARCHES
         self._found: list[ProducerEvent] = []
+        self._able: dict[str, ProducerEvent | None] = {}
+        self.recorded = -1
 
     def began(self, began: BackwardStart, step: int, *, measured: bool) -> list[RunEvent]:
         """Record the loss at which a backward pass began; returns the events for the recording."""
@@ -97,7 +100,10 @@ class Losses:
         self.bad |= bad
 
         if measured:
-            self.lines.learn(began.tensors)
+            has_learned = self.lines.learn(began.tensors)
+            if not first.is_cpu and (has_learned or path not in self._able):
+                self._able[path] = find_able(began.tensors, self.lines)
+        self.recorded = step
         if bad and self._searches > 0:
             self._searches -= 1
             found = find_producer(began, self.lines)
@@ -125,7 +131,33 @@ class Losses:
             number = number_of(loss) if modes.has_data(loss) else None
         if number is not None:
             self.curves.add_value(step, self._seats[path], number, measured=False)
+            self.recorded = step
         return []
+
+    def late(self, news: Sequence[Arrived]) -> list[RunEvent]:
+        """Note what arrived late from devices: losses that were not finite, or gradients of finite ones.
+
+        The graph of such a loss no longer exists, and nothing was read of its values; so only the
+        operations that can have made them are known, from the graph of an earlier step.
+
+        Returns:
+            The events.
+        """
+        paths: dict[int | None, str] = {seat: path for path, seat in self._seats.items()}
+        without_loss = {each.step for each in news if each.site in paths}
+        notes: list[RunEvent] = []
+        for each in news:
+            if each.site is None and each.step not in without_loss:
+                notes.append(BadBackwardEvent(step=each.step))
+            path = paths.get(each.site, "")
+            able = self._able.pop(path, None)
+            if able is None:
+                continue
+            detail = None
+            if self.curves.last_sound != each.step - 1:
+                detail = "the gradients of the step before were not checked"
+            notes.append(replace(able, step=each.step, loss=path, detail=detail))
+        return notes
 
     def gradients_are_bad(
         self, began: BackwardStart, step: int, *, measured: bool

@@ -72,10 +72,14 @@ class ProducerLines:
             show_warnings(ANOMALY_WARNINGS)
             self._asked = False
 
-    def learn(self, losses: Sequence[Tensor]) -> None:
-        """Keep the line of each node behind some losses, if autograd has recorded them."""
+    def learn(self, losses: Sequence[Tensor]) -> bool:
+        """Keep the line of each node behind some losses, if autograd has recorded them.
+
+        Returns:
+            Whether it has.
+        """
         if not self._asked:
-            return
+            return False
         self.wanted = False
         nodes = nodes_of(losses)
         own = [node for node in nodes if not is_leaf(node)]
@@ -90,6 +94,7 @@ class ProducerLines:
         lines = [line_in(metadata.get("traceback_")) for metadata in noted]
         if any(lines):
             self._known[shape] = lines
+        return any(lines)
 
     def of(self, nodes: Sequence[Node]) -> list[SourceLine | None]:
         """Return the line of each node; None if it is unknown."""

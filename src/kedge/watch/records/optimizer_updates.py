@@ -201,6 +201,22 @@ class Updates:
             seats = each.seats(self.meter, "update", dict(enumerate(each.params)))
             self.meter.add_squares(seats, self.step(), counts, squares)
 
+    def check(self, places: Iterable[ParameterSites]) -> None:
+        """Add the norms of a few gradients on a device, which are read later."""
+        params = ((place, place.param()) for place in places)
+        found = [
+            (place, p.grad.detach()) for place, p in params if p is not None and p.grad is not None
+        ]
+        if not found:
+            return
+        sites = self.meter.sites
+        seats = [sites.seat(replace(place.site, kind="param.grad"), grad) for place, grad in found]
+        with torch.no_grad():
+            norms = kernels.wide_norms([grad for _, grad in found])
+        counts = [grad.numel() for _, grad in found]
+        ids = [seat.id for seat in seats]
+        self.curves.add_check(self.step(), zip(ids, counts, norms, strict=True))
+
     def release(self) -> None:
         """Drop the entries of the optimizers' parameters, at the end of the watch."""
         self._held.clear()

@@ -132,6 +132,18 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> ProducerEvent |
     return _one_of(suspects, where, "forward", "")
 
 
+def find_able(losses: Sequence[Tensor], lines: ProducerLines) -> ProducerEvent | None:
+    """Return the operations behind a loss that can make a NaN or an infinity of usual numbers.
+
+    No value is read: it would have to be waited for, as those on devices.
+    """
+    nodes = [node for node in nodes_of(losses) if not is_leaf(node)]
+    where = dict(zip(nodes, lines.of(nodes), strict=True))
+    risky = (node for node in nodes if plain_name(node.name()) not in FINITE_OF_FINITE)
+    able = [node for node in risky if not only_overflows(node, {})]
+    return _one_of(able, where, "unseen", "")
+
+
 class _KnownValues:
     """What is known of the values in the graph of a loss.
 

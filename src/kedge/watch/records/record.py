@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _LEVELS = {StepKind.MEASURED: FULL, StepKind.GUARDED: LIGHT, StepKind.SKIPPED: OFF}
 """The levels of the meter."""
 _AT_THE_END = "what the optimizers left out"
+_LAST_LOSS = "the last losses"
 _SILENT = "the reasons of modules that did not run"
 """What the last work is about."""
 
@@ -115,9 +116,35 @@ class TrainingRecord:
         self.updates.bad = True
         return True
 
-    def skipped_began(self, loss: Tensor, number: Any, frame: FrameType) -> None:
-        """Record the loss of a skipped step; arguments as in `SkippedLosses.skipped_began`."""
-        self.writer.notes += self.losses.skipped(loss, number, frame, self.step())
+    def skipped_began(self, loss: Tensor, number: Any, frame: FrameType) -> bool:
+        """Record the loss of a skipped step; arguments as in `SkippedLosses.skipped_began`.
+
+        Returns:
+            Whether it is news that a loss or gradients on a device were not finite.
+        """
+        step = self.step()
+        self.writer.notes += self.losses.skipped(loss, number, frame, step)
+        if number is not None:
+            return False
+        self.curves.look(step)
+        return self._note_news()
+
+    def skipped_gradients(self, places: tuple[ParameterSites, ...]) -> None:
+        """Check the gradients of some parameters on a device, in a skipped step."""
+        if self.losses.recorded == self.step():
+            self.updates.check(places)
+
+    def _note_news(self) -> bool:
+        """Note the losses and gradients on devices that were not finite; returns whether there are any.
+
+        See Note [Late news] in `kedge.watch.records.curves`.
+        """
+        news = self.curves.news
+        if not news:
+            return False
+        self.writer.notes += self.losses.late(news)
+        news.clear()
+        return True
 
     def backward_ended(self, task: int) -> None:
         """Measure the gradients that a backward pass made."""
@@ -164,7 +191,7 @@ class TrainingRecord:
         self.losses.bad = False
 
     def end_step(self, step: int) -> bool:
-        """Write the values of the step; returns whether something was non-finite."""
+        """Write the values of the step; returns whether something was non-finite, as far as is known by now."""
         bad = self.is_bad
         models = self.models
         self.writer.notes += self.first_step.close(step)
@@ -182,7 +209,8 @@ class TrainingRecord:
         self.meter.flush(finite=not (self.measured or bad))
         if written:
             self.writer.write_curves(step)
-        return bad
+        # Of steps on a device the news may be of an earlier one.
+        return self._note_news() or bad
 
     def _groups(self) -> list[list[ParameterSites]]:
         """Return the parameters of each root, and of each optimizer."""
@@ -196,8 +224,9 @@ class TrainingRecord:
         """Write the rest; returns an entry for each site that never fired."""
         models = self.models
         step = self.step()
+        is_bad = shield.attempt(_LAST_LOSS, self._look_last, step)
         # Values after the last step belong to none: an evaluation, or half a round.
-        is_partial = self.optimizers.leading is not None and not self.is_bad
+        is_partial = self.optimizers.leading is not None and not is_bad
         if is_partial:
             self.meter.drop()
         self.writer.notes += self.first_step.close(step)
@@ -212,6 +241,14 @@ class TrainingRecord:
             self.curves.drop(step)
         self.writer.finish(step)
         return (silent or []) + unused(models.places)
+
+    def _look_last(self, step: int) -> bool:
+        """Look at all losses of the run, waiting for devices; returns whether this step is bad."""
+        self.curves.depart(step)
+        self.curves.arrive(wait=True)
+        is_bad = self.is_bad or any(news.step == step for news in self.curves.news)
+        self._note_news()
+        return is_bad
 
     def close(self) -> None:
         """Remove every hook."""

@@ -8,17 +8,26 @@ may take three fifths of the allowed time, guarded steps the rest.
 
 Landmarks, see Note [Landmarks] in `kedge.watch.steps.spacing`, do not count in the part for measured
 steps, but in the limit of the whole run. To leave something for them, other steps are measured
-until watching has taken a second, and then only if the share alone pays for them.
+until watching has taken a second and a half, and then only if the share alone pays for them.
 
-Counting takes time in every step, also in skipped ones. It is paid first, but with two thirds of
-the allowed time at most, so that something is measured however short the steps are.
+Counting takes time in every step, also in skipped ones, and so do the checks of those. Both are paid
+first, but with two thirds of the allowed time at most, so that something is measured however short
+the steps are.
 
 The rest costs as much as the hooks are timed to take, or more: code that runs rarely finds nothing
 in the processor's caches. So the length of a step is compared with the median length of skipped
-steps, and the mean difference counts, up to three times the timed cost; a quarter is added, since
-the program's own code finds the caches cold in the following steps. The first step attaches the
-hooks, and the end of a run takes about as long: both are charged beforehand, and half a second is
-free besides.
+steps, and the median difference counts, up to three times the timed cost; a quarter is added, since
+the program's own code finds the caches cold in the following steps.
+
+# Note [What happens once]
+The first step attaches the hooks. On a device, the first value of a dtype has a kernel compiled, the
+first table has memory allocated and libraries loaded. All this is counted and printed, but says
+nothing of what looking costs; charged to it, it would leave nothing for the rest of a run, and as
+measured steps are taken only if they can be paid, nothing would show how cheap they have become. So
+a step is expected to cost what the cheapest of the last ones did, and is charged what it takes. If
+an early one takes more than three times that, the rest is allowed besides, up to ten seconds in
+all. What it was is known when a later step has been measured: so the first five are, whatever they
+cost.
 """
 
 from __future__ import annotations
@@ -38,7 +47,9 @@ _COUNTING = 2 / 3
 """Largest part of the allowed time that counting steps, and compiling, may take."""
 _FOR_THE_FIRST = 10.0
 """Seconds of watching up to which the first few steps are measured."""
-_AT_ONCE = 1.0
+_MOST_ONCE = 10.0
+"""Most seconds of what happens once that are allowed besides."""
+_AT_ONCE = 1.5
 """Seconds of watching up to which a step that is no landmark need not be earned."""
 _LONGEST_SKIPPED = 4096
 """Most steps that are skipped before the next decision."""
@@ -116,9 +127,11 @@ class Budget:
                 self.kind, steps, length, timed, apart=self._is_apart
             )
         else:
-            # It attaches the hooks; the end of the run takes about as long.
-            self._time.setup = 2 * timed
+            self._time.first = timed
             self.seconds += timed
+        self._time.once = self._costs.once()
+        if self.kind is StepKind.SKIPPED:
+            self._time.counting += timed
         self.counts[self.kind] += steps
         return self._choose(step + 1, now)
 
@@ -137,6 +150,11 @@ class Budget:
         self.kind = StepKind.GUARDED
         self.run = self._planned = 1
         self._mark = now
+
+    def cut(self) -> None:
+        """Make the current step the last one of its run, so that the next one is chosen anew."""
+        self._planned = self.done + 1
+        self.run = 1
 
     def wish(self) -> None:
         """Request a measured step next.
@@ -189,7 +207,7 @@ class Budget:
         else:
             cost, left = self._measuring(now)
             is_due = self._is_due(step, cost, left)
-            is_paid_at_once = self.pays_for(cost, now)
+            is_paid_at_once = cost <= self._below_limit(now)
             if step < ALWAYS:
                 is_paid_at_once = self.seconds + cost <= _FOR_THE_FIRST
             self._is_apart = self.spacing.is_landmark(step) and is_paid_at_once
@@ -203,12 +221,17 @@ class Budget:
         """Return the cost of a measured step, and the seconds that are left for one that is no landmark."""
         cost, allowed = self._costs.cost_and_left(StepKind.MEASURED, self._time.by(now))
         _, earned = self._costs.cost_and_left(StepKind.MEASURED, self._time.earned(now))
-        left = max(earned, min(allowed, _AT_ONCE - self.seconds))
-        return cost, min(left, self._below_limit(now))
+        at_once = _AT_ONCE + self._time.besides - self._looking
+        return cost, min(max(earned, min(allowed, at_once)), self._below_limit(now))
+
+    @property
+    def _looking(self) -> float:
+        """The seconds that watching took so far, but for those of counting steps, which are paid besides."""
+        return self.seconds - self._time.counting
 
     def _below_limit(self, now: float) -> float:
-        """Return the seconds below the limit of the whole run; counting steps is paid besides."""
-        return self._time.limit(now) - (self.seconds - self._time.counting)
+        """Return the seconds below the limit of the whole run."""
+        return self._time.limit(now) - self._looking
 
     def _is_due(self, step: int, cost: float, left: float) -> bool:
         """Whether a step is measured that costs so many seconds, of so many that are left."""
@@ -242,14 +265,15 @@ class AllowedTime:
         share: The share of the run's time that watching may take; None for no limit.
 
     Attributes:
-        setup: Seconds of the run's first step and its end, which are allowed besides.
-        counting: Seconds that steps of every kind have taken: counting them, and what compiled code
-            costs besides.
+        first: Seconds of the run's first step, in which the hooks are attached.
+        once: Seconds of what else happens once; see Note [What happens once].
+        counting: Seconds that steps of every kind have taken: counting them, the checks of skipped
+            ones, and what compiled code costs besides.
     """
 
     def __init__(self, share: float | None) -> None:
         self.share = share
-        self.setup = self.counting = 0.0
+        self.first = self.once = self.counting = 0.0
         self._began = 0.0
 
     def begin(self, now: float) -> None:
@@ -260,18 +284,21 @@ class AllowedTime:
         """Return the seconds that watching may take in all if the run ends at a time."""
         if self.share is None:
             return math.inf
-        return max(self.share * (now - self._began), ALLOWANCE)
+        return max(self.share * (now - self._began), ALLOWANCE + self.besides)
+
+    @property
+    def besides(self) -> float:
+        """The seconds of what happens once that a short run may take besides."""
+        return min(self.first + self.once, _MOST_ONCE)
 
     def by(self, now: float) -> float:
         """Return the seconds allowed by a time for measuring and guarding."""
         if self.share is None:
             return math.inf
         by_share = self.share * (now - self._began)
-        setup = min(self.setup, ALLOWANCE - _FREE)
-        at_once = setup + _FREE
         ramp = math.sqrt(min(by_share / ALLOWANCE, 1.0))
-        allowed = max(by_share, at_once + (ALLOWANCE - at_once) * ramp)
-        return self._besides_counting(allowed - setup)
+        allowed = max(by_share - self.besides, _FREE + (ALLOWANCE - _FREE) * ramp)
+        return self._besides_counting(allowed)
 
     def earned(self, now: float) -> float:
         """Return the seconds that the share alone allows by a time for measuring and guarding."""

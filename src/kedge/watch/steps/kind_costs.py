@@ -6,13 +6,11 @@ See Note [The budget] in `kedge.watch.steps.budget`.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_low
+from typing import NamedTuple
 
 from kedge.watch.step import StepKind
 
-_LEARNING = 0.25
-"""Weight of a step's cost in the running mean of its kind."""
 _MOST = 3.0
 """Most that a step is assumed to cost, as a multiple of its timed cost."""
 _AFTERWARDS = 1.25
@@ -22,37 +20,73 @@ Measured with models of 3 and of 12 layers.
 """
 _REMEMBERED = 15
 """How many step lengths are remembered."""
+_RECENT = 7
+"""The last steps, which tell what one costs."""
+_EARLY = 8
+"""The first steps of a kind, in which something may happen for the first time."""
 
 
-@dataclass
 class StepKindCost:
-    """The cost of the steps of one kind.
+    """The cost of the steps of one kind; see Note [What happens once] in `kedge.watch.steps.budget`.
+
+    Args:
+        share: The part of the allowed time that they may take.
 
     Attributes:
-        share: The part of the allowed time that they may take.
-        spent: Seconds that they have taken.
-        timed: Timed seconds of one step; a running mean, like the next.
-        extra: Seconds by which one step was longer than a skipped one.
+        cost: The cost that is expected of one step, in seconds; 0 as long as there was none.
+        spent: Seconds that they have taken of their part.
+        once: Seconds that some early steps took beyond what a step usually takes.
+        once_in_spent: Those of them that are in `spent`.
     """
 
-    share: float
-    spent: float = 0.0
-    timed: float | None = None
-    extra: float | None = None
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.cost = self.spent = 0.0
+        self.once = self.once_in_spent = 0.0
+        self._timed: deque[float] = deque(maxlen=_RECENT)
+        self._extra: deque[float] = deque(maxlen=_RECENT)
+        self._early: list[EarlySteps] = []
 
-    @property
-    def cost(self) -> float:
-        """The cost of one step, in seconds; 0 as long as there was none."""
-        timed = self.timed or 0.0
-        return _AFTERWARDS * min(max(self.extra or 0.0, timed), _MOST * timed)
+    def charge(self, steps: int, timed: float, extra: float, *, apart: bool = False) -> float:
+        """Charge some steps; returns their cost in seconds.
 
-    def charge(self, steps: int, timed: float, extra: float) -> float:
-        """Charge some steps; returns their cost in seconds."""
-        self.timed = _learn(self.timed, timed)
-        self.extra = _learn(self.extra, extra)
-        seconds = steps * self.cost
-        self.spent += seconds
+        Args:
+            steps: How many they are.
+            timed: Timed seconds of one.
+            extra: Seconds by which one was longer than a skipped one.
+            apart: Whether they do not count in the part of their kind.
+        """
+        self._timed.append(timed)
+        self._extra.append(extra)
+        cheapest = min(self._timed)
+        typical = median_low(self._timed)
+        factor = _AFTERWARDS
+        if typical:
+            factor *= min(max(median_low(self._extra) / typical, 1.0), _MOST)
+        self.cost = cheapest * factor
+
+        usual = min(timed, _MOST * cheapest)
+        seconds = steps * (usual * factor + timed - usual)
+        if not apart:
+            self.spent += seconds
+        if len(self._early) < _EARLY:
+            self._early.append(EarlySteps(seconds, apart))
+            dear = [early for early in self._early if early.seconds > _MOST * self.cost]
+            self.once = sum(early.seconds - self.cost for early in dear)
+            self.once_in_spent = sum(e.seconds - self.cost for e in dear if not e.apart)
         return seconds
+
+
+class EarlySteps(NamedTuple):
+    """What the first steps of a kind cost.
+
+    Attributes:
+        seconds: Their cost.
+        apart: Whether they do not count in the part of their kind.
+    """
+
+    seconds: float
+    apart: bool
 
 
 class KindCosts:
@@ -87,11 +121,7 @@ class KindCosts:
             extra = length - median(self._skipped)
         if kind is StepKind.GUARDED:
             self._between.append(length - timed)
-        known = self._costs[kind]
-        seconds = known.charge(steps, timed, extra)
-        if apart:
-            known.spent -= seconds
-        return seconds
+        return self._costs[kind].charge(steps, timed, extra, apart=apart)
 
     def charge_interrupted(self, steps: int, timed: float) -> float:
         """Charge the guarded steps of an interrupted run, whose lengths are unknown.
@@ -113,7 +143,11 @@ class KindCosts:
             allowed: Seconds that measuring and guarding may take by now.
         """
         known = self._costs[kind]
-        return known.cost, known.share * allowed - known.spent
+        return known.cost, known.share * allowed - known.spent + known.once_in_spent
+
+    def once(self) -> float:
+        """Return the seconds that early steps took beyond what they usually take."""
+        return sum(known.once for known in self._costs.values())
 
     def until_paid(self, lack: float, share: float) -> float:
         """Return the number of steps after which a guarded one is paid for.
@@ -128,14 +162,3 @@ class KindCosts:
         length = max(median(lengths), 1e-7)
         earned = self._costs[StepKind.GUARDED].share * share * length
         return lack / earned + 1
-
-
-def _learn(known: float | None, value: float) -> float:
-    """Add a value to a running mean, limited to a distance from it.
-
-    Single steps may be slow for other reasons.
-    """
-    if known is None:
-        return value
-    far = (_MOST - 1) * abs(known)
-    return known + _LEARNING * min(max(value - known, -far), far)

@@ -202,3 +202,18 @@ def test_a_loss_that_the_optimizer_may_not_have_got_is_no_error(
     (finding,) = found(watch(program))
     assert (finding.site, finding.step, finding.severity) == ("loss", BAD, "warning")
     assert finding.evidence.recovered
+
+
+def test_a_loss_that_was_made_otherwise_in_its_step_is_told_as_it_was(sim: Any) -> None:
+    """The next step makes it as before; what is said of the bad one is true of that one."""
+
+    def by_root(y: Tensor, step: int) -> Tensor:
+        loss = squares(y, step)
+        if step == BAD:
+            return torch.sqrt(loss - loss - 1.0)
+        return torch.log(loss + 1.0)
+
+    finding = found(train(by_root))[0]
+    assert (finding.site, finding.step) == ("loss", BAD)
+    assert "numbers are: sqrt" in finding.message
+    assert "log" not in finding.message.replace("torch.log", "")

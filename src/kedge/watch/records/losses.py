@@ -70,7 +70,8 @@ class Losses:
         self._changes = 0
         self._searches = _SEARCHES
         self._found: list[ProducerEvent] = []
-        self._able: dict[str, ProducerEvent | None] = {}
+        self._able: dict[str, list[tuple[int, ProducerEvent | None]]] = {}
+        self._told: set[str] = set()
         self.recorded = -1
 
     def began(self, began: BackwardStart, step: int, *, measured: bool) -> list[RunEvent]:
@@ -85,7 +86,8 @@ class Losses:
             _, operation = operation_of(first)
             self.described[path] = {"operation": operation, "source": as_json(_source(began))}
             notes.append(_graph_of(first, path, step, unscaled=scale is not None))
-        notes += self._changed_maker(began, path, step)
+        changed = self._changed_maker(began, path, step)
+        notes += changed
 
         seat = self.meter.sites.seat(Site(path, "loss"), first)
         self._seats[path] = seat.id
@@ -99,10 +101,10 @@ class Losses:
             bad |= self.curves.add_value(step, seat.id, number, measured=measured)
         self.bad |= bad
 
-        if measured:
-            has_learned = self.lines.learn(began.tensors)
-            if not first.is_cpu and (has_learned or path not in self._able):
-                self._able[path] = find_able(began.tensors, self.lines)
+        has_learned = measured and self.lines.learn(began.tensors)
+        if not first.is_cpu and (has_learned or changed or path not in self._able):
+            able = self._able.setdefault(path, [])
+            able.append((step, find_able(began.tensors, self.lines)))
         self.recorded = step
         if bad and self._searches > 0:
             self._searches -= 1
@@ -124,7 +126,11 @@ class Losses:
         line = programs_line(frame)
         where = None if line is None else (line.f_code, line.f_lineno)
         path = self._paths.get(where)
-        if path is None or self._scaling.has_scaler:
+        if (
+            path is None
+            or self._scaling.has_scaler
+            or (number is None and self._is_made_otherwise(loss, path))
+        ):
             return self.began(BackwardStart((loss,), where, line), step, measured=False)
 
         if type(number) is not float:
@@ -150,9 +156,11 @@ class Losses:
             if each.site is None and each.step not in without_loss:
                 notes.append(BadBackwardEvent(step=each.step))
             path = paths.get(each.site, "")
-            able = self._able.pop(path, None)
-            if able is None:
+            known = [able for since, able in self._able.get(path, ()) if since <= each.step]
+            if not known or known[-1] is None or path in self._told:
                 continue
+            self._told.add(path)
+            able = known[-1]
             detail = None
             if self.curves.last_sound != each.step - 1:
                 detail = "the gradients of the step before were not checked"
@@ -184,6 +192,12 @@ class Losses:
             return notes
         self._found.append(found)
         return [*notes, replace(found, step=step, loss=loss)]
+
+    def _is_made_otherwise(self, loss: Tensor, path: str) -> bool:
+        """Whether another operation made a loss than in the last backward; it is noted a few times."""
+        maker = loss.grad_fn
+        node, _ = self._makers[path]
+        return self._changes <= _MOST_CHANGES and maker is not None and maker.name() != node
 
     def _changed_maker(self, began: BackwardStart, path: str, step: int) -> list[RunEvent]:
         """Return the event that a loss is made otherwise than in the last backward.

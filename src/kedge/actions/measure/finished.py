@@ -137,13 +137,15 @@ def _fill_in(part: DevicePart, device: int, table: NDArray[np.float64]) -> None:
     there = part.there
     if there is None:
         return
-    first_places = dict(zip(part.at[::-1].tolist(), range(len(part.at) - 1, -1, -1), strict=True))
     of_device = there[:, 0] == device
     _, rows, drawn, active, channels = there.T
 
     own = np.flatnonzero(of_device & (rows >= 0))
     part.rows[own, : len(STATISTICS)] = table[rows[own], : len(STATISTICS)]
 
+    if not (of_device & ((drawn >= 0) | (active >= 0))).any():
+        return
+    first_places = dict(zip(part.at[::-1].tolist(), range(len(part.at) - 1, -1, -1), strict=True))
     own = np.flatnonzero(of_device & (drawn >= 0))
     counts = table.view(np.uint16).reshape(-1, ROW_BYTES // 2)
     places = drawn[own][:, None] + np.arange(DRAWN_ROWS)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,11 +14,6 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 )
-
-# Here, and not where a test needs it: it reads a file in the locale's encoding, and a test that ran
-# before in the same process may have left another locale.
-with suppress(ImportError):
-    importlib.import_module("axe_playwright_python.sync_playwright")
 
 
 @contextmanager

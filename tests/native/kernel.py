@@ -46,7 +46,8 @@ def made() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         kernel = Path(folder, "statistics.ptx")
         command = [sys.executable, "-m", "tests.native.kernel", kernel]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        root = Path(__file__).parents[2]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
         if done.returncode:
             raise RuntimeError(done.stderr)
         return kernel.read_bytes()

@@ -93,8 +93,12 @@ def _show(tap: Tap, x: Tensor, make: Callable[..., Event], of: tuple[Tap, str, i
     if tap.measure is not None and not recompute:
         start = perf_counter()
         _site(tap, leaf)
-        event = make(*of)
-        measure_value((tap,), x.detach(), owner.clock.step, owner.fired, known, (event,), leaf)
+        latest = owner.fired
+        now: tuple[Any, ...] = of
+        if latest is not None:  # a timeline is looked at when this moment is over
+            now = (make(*of),)
+            make = known
+        measure_value((tap,), x.detach(), owner.clock.step, latest, make, now, leaf)
         owner.measuring += perf_counter() - start
         return
     # The compiler may reuse the memory and the tensor object as soon as the operator has returned:

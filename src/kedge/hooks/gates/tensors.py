@@ -138,7 +138,13 @@ class TensorGate:
             self.parts.begin(self, number, value)
         if self.measures:
             start = perf_counter()
-            measure_value(taps, value, clock.step, self.owner.fired, known, (self.event(leaf),))
+            latest = self.owner.fired
+            make: Callable[..., Event] = self.event
+            of: tuple[Any, ...] = (leaf,)
+            if latest is not None:  # a timeline is looked at when this moment is over
+                make = known
+                of = (self.event(leaf),)
+            measure_value(taps, value, clock.step, latest, make, of)
             self.owner.measuring += perf_counter() - start
             return None
         new = fire(taps, value, self.event(leaf))

@@ -1,13 +1,13 @@
 """The driver of CUDA: loads the kernel of `c/statistics.cu`, and gives C the functions to launch it with.
 
 The kernel comes as PTX (`python -m tests.native.kernel` makes it), which the driver compiles for
-its card when it is first needed, in some tenths of a second, and keeps on disk. So neither CUDA's
+its card when it is first needed, in about a second, and keeps on disk. So neither CUDA's
 compiler nor Triton is needed, and nothing is linked. See Note [The driver's library].
 
 # Note [The driver's library]
 A driver from CUDA 12 on loads the kernel. With an older one, without PyTorch's function for the
-current stream, or if anything fails, `failed` has the reason, and values are measured by Triton's
-kernel or PyTorch's reductions.
+current stream, or if anything fails, `why_not` returns the reason, and values are measured by
+Triton's kernel or PyTorch's reductions.
 """
 
 from __future__ import annotations

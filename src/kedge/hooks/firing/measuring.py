@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kedge.flow import Event
 from kedge.hooks.firing.fire import failed
-from kedge.hooks.firing.owner import Fired
+from kedge.hooks.firing.owner import Fired, Owner, known
 from kedge.hooks.firing.tap import Tap
 
 
@@ -53,3 +53,23 @@ def measure_value(
             tap.fired += 1
             if latest is not None:
                 latest.append((tap, make, of))
+
+
+def measure_passing(
+    taps: Sequence[Tap],
+    value: Tensor,
+    owner: Owner,
+    make: Callable[..., Event],
+    of: Sequence[Any],
+    leaf: str = "",
+) -> None:
+    """Hand over a value as `measure_value` does, where `make` returns the right event only now.
+
+    A timeline is looked at when this moment is over; so the event is made if there is one.
+    """
+    __tracebackhide__ = True
+    latest = owner.fired
+    if latest is not None:
+        of = (make(*of),)
+        make = known
+    measure_value(taps, value, owner.clock.step, latest, make, of, leaf)

@@ -25,8 +25,7 @@ from kedge.flow import Event
 from kedge.hooks.firing.contract import check_edit
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Gate
-from kedge.hooks.firing.measuring import measure_value
-from kedge.hooks.firing.owner import known
+from kedge.hooks.firing.measuring import measure_passing
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Tap, numbered
 from kedge.sites.site import Site
@@ -93,12 +92,7 @@ def _show(tap: Tap, x: Tensor, make: Callable[..., Event], of: tuple[Tap, str, i
     if tap.measure is not None and not recompute:
         start = perf_counter()
         _site(tap, leaf)
-        latest = owner.fired
-        now: tuple[Any, ...] = of
-        if latest is not None:  # a timeline is looked at when this moment is over
-            now = (make(*of),)
-            make = known
-        measure_value((tap,), x.detach(), owner.clock.step, latest, make, now, leaf)
+        measure_passing((tap,), x.detach(), owner, make, of, leaf)
         owner.measuring += perf_counter() - start
         return
     # The compiler may reuse the memory and the tensor object as soon as the operator has returned:

@@ -16,8 +16,8 @@ from torch.utils.hooks import RemovableHandle, unserializable_hook
 from kedge.errors import EditError, NoSiteMatched, NoSuchKind, PartialGradient, warn
 from kedge.flow import Event
 from kedge.hooks.firing.fire import fire
-from kedge.hooks.firing.measuring import measure_value
-from kedge.hooks.firing.owner import Owner, known
+from kedge.hooks.firing.measuring import measure_passing
+from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Counts, Spec, Tap
 from kedge.hooks.placing.installed import InstalledHook
@@ -138,13 +138,7 @@ class TensorGate:
             self.parts.begin(self, number, value)
         if self.measures:
             start = perf_counter()
-            latest = self.owner.fired
-            make: Callable[..., Event] = self.event
-            of: tuple[Any, ...] = (leaf,)
-            if latest is not None:  # a timeline is looked at when this moment is over
-                make = known
-                of = (self.event(leaf),)
-            measure_value(taps, value, clock.step, latest, make, of)
+            measure_passing(taps, value, self.owner, self.event, (leaf,))
             self.owner.measuring += perf_counter() - start
             return None
         new = fire(taps, value, self.event(leaf))

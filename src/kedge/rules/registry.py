@@ -25,6 +25,7 @@ from kedge.rules.holders import naming_ranks
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.parameters.never_called import NeverCalled
 from kedge.rules.parameters.never_initialised import NeverInitialised
+from kedge.rules.parameters.no_effect import NoEffect
 from kedge.rules.parameters.not_optimized import NotOptimized
 from kedge.rules.parameters.rate_too_large import RateTooLarge
 from kedge.rules.parameters.unused_param import UnusedParam
@@ -45,6 +46,7 @@ from kedge.store.recording import Recording
 ALL: tuple[Rule, ...] = (
     NanBorn(),
     NotOptimized(),
+    NoEffect(),
     GradsKept(),
     NeverInitialised(),
     RateTooLarge(),

@@ -221,6 +221,21 @@ class OptimizersEvent(RunEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRatesEvent(RunEvent):
+    """From this measured step on, an optimizer steps with other learning rates.
+
+    Attributes:
+        optimizer: The number of the optimizer.
+        rates: The rate of each of its groups; None for one that is not known.
+    """
+
+    kind = "learning-rates"
+    step: int
+    optimizer: Count = 0
+    rates: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NotOptimizedEvent(RunEvent):
     """Parameters of a root that no optimizer holds; with a root of None, what concerns none of them.
 

@@ -9,7 +9,7 @@ from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.recorded.optimizers import events_of, has_optimizer, optimizers, trained_by
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import no_end
-from kedge.rules.recorded.trained import trained_roots
+from kedge.rules.recorded.trained import trained_roots, trains
 from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.sites.site import escape
@@ -90,7 +90,8 @@ class NotOptimized(Rule):
           a model once.
 
     Severity:
-        - error: replaced parameters. The optimizer steps, but the model does not change.
+        - error: replaced parameters: the optimizer steps, but the model does not change. Parameters
+          that got gradients and are in no optimizer, if nothing that an optimizer holds got one.
         - warning: parameters that got gradients and are in no optimizer; modules that a model calls
           but does not contain; an optimizer that never stepped.
         - info: the same for models and modules in evaluation mode, which may be frozen on purpose;
@@ -182,13 +183,17 @@ class NotOptimized(Rule):
         if not loud:
             got = ""
         severity: Severity = "info"
+        in_vain = ""
         if loud and not fixed:
             severity = "warning"
+            if has_optimizer(recording) and not trains(recording):
+                severity = "error"
+                in_vain = " What the optimizer holds never got a gradient: nothing is trained."
         return self._finding(
             severity,
             shown,
             f"{listed(shown, self.named)} of {model} {verb} in no optimizer, though "
-            f"trainable{got}.",
+            f"trainable{got}.{in_vain}",
             event,
             "Pass all of model.parameters() to the optimizer once the model is "
             "complete, and keep layers in nn.ModuleList; call requires_grad_(False) "

@@ -13,6 +13,7 @@ from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trains
 from kedge.rules.recorded.weights import (
+    STARVED,
     WeightCourses,
     finite_medians,
     first_finites,
@@ -195,6 +196,3 @@ _REMEDIES = {
 
 #: A weight smaller than this at its first sample was set to zero on purpose.
 FROM_ZERO = 1e-6
-
-#: Weights with a relative gradient below this share of the largest one's hardly get a gradient.
-STARVED = 1e-3

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from kedge.rules.recorded.trained import trained_sites
-from kedge.store.events import NotOptimizedEvent, OptimizersEvent, RecordedOptimizer
+from kedge.store.events import (
+    LearningRatesEvent,
+    NotOptimizedEvent,
+    OptimizersEvent,
+    RecordedOptimizer,
+)
 from kedge.store.recording import AnyEvent, Recording
+from kedge.store.rows import Floats
 
 
 def optimizers(recording: Recording) -> tuple[RecordedOptimizer, ...] | None:
@@ -57,6 +67,31 @@ def rates_of(recording: Recording, root: int) -> list[float]:
     training = _training(recording, root)
     rates = {float(rate) for optimizer in training for rate in optimizer.rates}
     return sorted((rate for rate in rates if rate > 0), reverse=True)
+
+
+@dataclass(frozen=True)
+class RatesOverSteps:
+    """The lowest and the highest learning rate of some optimizers in each measured step; NaN where one is not known."""
+
+    lowest: Floats
+    highest: Floats
+
+
+def rates_over_steps(recording: Recording, root: int) -> RatesOverSteps:
+    """Return the learning rates of the optimizers that train a root."""
+    lowest = np.full(len(recording.steps), np.nan)
+    highest = lowest.copy()
+    numbers = {optimizer.index for optimizer in _training(recording, root)}
+    now: dict[int, tuple[float | None, ...]] = {}
+    for event in events_of(recording, LearningRatesEvent):
+        if event.optimizer not in numbers:
+            continue
+        now[event.optimizer] = event.rates
+        rates = [math.nan if rate is None else rate for each in now.values() for rate in each]
+        since = recording.steps >= event.step
+        lowest[since] = np.min(rates, initial=math.inf)
+        highest[since] = np.max(rates, initial=-math.inf)
+    return RatesOverSteps(lowest, highest)
 
 
 def trained_by(recording: Recording, root: int) -> str:

@@ -18,6 +18,9 @@ from kedge.store.rows import Floats, Ints
 #: step.
 TABLES = frozenset({"Embedding", "EmbeddingBag"})
 
+#: Parameters with a gradient below this share of the largest one's hardly get a gradient.
+STARVED = 1e-3
+
 
 @dataclass(frozen=True)
 class Weight:

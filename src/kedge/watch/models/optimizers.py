@@ -85,6 +85,19 @@ def _is_held(module: nn.Module | None) -> bool:
     return bool(held) and any(id(p) in held for o in living() for p in params_of(o))
 
 
+def rates_now(optimizer: Optimizer) -> tuple[float | None, ...]:
+    """Return the learning rate of each group of an optimizer as it is now.
+
+    None for one that is no number, or that is on a device: reading it would wait.
+    """
+    found = []
+    for group in getattr(optimizer, "param_groups", ()):
+        rate = group.get("lr")
+        is_away = isinstance(rate, Tensor) and not rate.is_cpu
+        found.append(None if is_away else _finite(rate))
+    return tuple(found)
+
+
 def _kept(rate: Any) -> Any:
     """Return a learning rate as it is now.
 

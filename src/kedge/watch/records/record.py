@@ -171,9 +171,9 @@ class TrainingRecord:
             Whether a guarded step is non-finite since this update.
         """
         if self.measured:
-            self.writer.notes += self.facts.gradients.before_step(
-                self.step(), optimizer, entry.index
-            )
+            step = self.step()
+            self.writer.notes += self.facts.rates.before_step(step, optimizer, entry.index)
+            self.writer.notes += self.facts.gradients.before_step(step, optimizer, entry.index)
         bad = self.updates.bad
         self.updates.before(optimizer, closure=closure)
         return self.updates.bad and not bad and not self.measured

@@ -10,6 +10,7 @@ from kedge.watch.models.optimizers import Optimizers
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.facts.kept_gradients import KeptGradients
+from kedge.watch.records.facts.learning_rates import LearningRates
 from kedge.watch.records.facts.modes import TrainingModes
 from kedge.watch.records.facts.unoptimized import UnoptimizedParameters
 from kedge.watch.records.facts.unseen import UnseenWork
@@ -22,6 +23,7 @@ class Facts:
     Attributes:
         modes: The modes of trained models.
         gradients: Gradients that were not set to zero.
+        rates: The learning rates over the steps.
         unoptimized: Parameters that no optimizer holds.
         unstepped: Optimizers that never step.
         unseen: Work that cannot be watched.
@@ -30,6 +32,7 @@ class Facts:
     def __init__(self) -> None:
         self.modes = TrainingModes()
         self.gradients = KeptGradients()
+        self.rates = LearningRates()
         self.unoptimized = UnoptimizedParameters()
         self.unstepped = Unstepped()
         self.unseen = UnseenWork()

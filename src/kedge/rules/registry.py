@@ -40,6 +40,7 @@ from kedge.rules.training.eval_mode import EvalMode
 from kedge.rules.training.loss_below_zero import LossBelowZero
 from kedge.rules.training.no_learning import NoLearning
 from kedge.rules.training.spike import Spike
+from kedge.rules.training.train_mode import TrainMode
 from kedge.store.recording import Recording
 
 #: Every rule with its default thresholds, in the order in which they are listed.
@@ -61,6 +62,7 @@ ALL: tuple[Rule, ...] = (
     DoubleSoftmax(),
     LossBelowZero(),
     EvalMode(),
+    TrainMode(),
     BatchOfOne(),
     InputScale(),
     UpdateRatio(),

@@ -189,6 +189,48 @@ class ModesEvent(RunEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveDropout:
+    """A call of dropout that was active in evaluation mode.
+
+    Attributes:
+        function: The name of the function that was called.
+        share: The share of elements that it drops.
+        module: The path of the module whose forward called it; None if that is not known.
+        file: The file of the call.
+        line: The line in it.
+        text: The line itself; None if it cannot be read.
+    """
+
+    function: str
+    share: float
+    module: str | None = None
+    file: str
+    line: int
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationEvent(RunEvent):
+    """The forward passes of a trained root in a row without gradients, at the end of the run.
+
+    Attributes:
+        step: The step of the first one.
+        passes: How many they were.
+        as_training: In how many of them modules computed as in training.
+        train: The paths of these modules.
+        dropout: Calls of dropout that were active in evaluation mode.
+    """
+
+    kind = "evaluation"
+    step: int
+    root: Count
+    passes: Count
+    as_training: Count = 0
+    train: tuple[str, ...] = ()
+    dropout: tuple[ActiveDropout, ...] = left_out(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GradsKeptEvent(RunEvent):
     """Gradients that an optimizer used still held those of its last step."""
 

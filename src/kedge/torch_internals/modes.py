@@ -88,6 +88,30 @@ def seeing_operations(see: Callable[[str, Any, Any, Any], None]) -> AbstractCont
     return seeing
 
 
+def take_off(mode: Any, past: type | None = None) -> bool:
+    """Remove a function mode from this thread's stack, and keep those above it.
+
+    Args:
+        mode: The mode.
+        past: Only modes of this class may lie above it; any, if None.
+
+    Returns:
+        Whether it was found.
+    """
+    above: list[Any] = []
+    found = False
+    while function_modes() and not found:
+        top = pop_function_mode()
+        found = top is mode
+        if not found:
+            above.append(top)
+            if past is not None and not isinstance(top, past):
+                break
+    for other in reversed(above):
+        push_function_mode(other)
+    return found
+
+
 def is_transforming() -> bool:
     """Whether a transform of `torch.func` is under way on this thread."""
     return _interpreter() is not None

@@ -197,7 +197,9 @@ class OperationMode(TorchFunctionMode):
                 modes.push_function_mode(self)
                 self.up = True
         elif self.up:
-            self.up = not _take_off(self, anywhere=top is None)
+            # Not below a mode of the program, unless no call is left.
+            past = None if top is None else OperationMode
+            self.up = not modes.take_off(self, past)
 
 
 class ModesOffLater(KedgeHook):
@@ -235,28 +237,6 @@ class ModesOffLater(KedgeHook):
             self._hook.remove()
         for mode in due:
             mode.settle()
-
-
-def _take_off(mode: OperationMode, *, anywhere: bool) -> bool:
-    """Remove a mode from PyTorch's stack, and keep those above it; returns whether the mode was found.
-
-    Args:
-        mode: The mode.
-        anywhere: Whether to search below a mode of the program, too, not only below those of other
-            sessions.
-    """
-    above: list[Any] = []
-    found = False
-    while modes.function_modes() and not found:
-        top = modes.pop_function_mode()
-        found = top is mode
-        if not found:
-            above.append(top)
-            if not (anywhere or isinstance(top, OperationMode)):
-                break
-    for other in reversed(above):
-        modes.push_function_mode(other)
-    return found
 
 
 class ThreadMode(threading.local):

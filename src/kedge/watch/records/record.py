@@ -66,7 +66,7 @@ class TrainingRecord:
         self.optimizers = optimizers
         self.step = step
         self.first_step = first_step
-        self.facts = Facts()
+        self.facts = Facts(step)
         self.exam = ClosingExam(models.places, step)
 
         finished = meter.finished
@@ -255,6 +255,7 @@ class TrainingRecord:
         self.losses.lines.end()
         self.first_step.end()
         self.exam.close()
+        self.facts.evaluations.close()
         self.losses.checks.close()
         if self.dump is not None:
             self.dump.close()

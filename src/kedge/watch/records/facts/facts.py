@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kedge.store.events import LedgerLine, NotOptimizedEvent, OptimizersEvent, RunEvent
 from kedge.watch.models.backwards import BackwardPasses
 from kedge.watch.models.optimizers import Optimizers
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.roots import RootModule
+from kedge.watch.records.facts.evaluations import Evaluations
 from kedge.watch.records.facts.kept_gradients import KeptGradients
 from kedge.watch.records.facts.learning_rates import LearningRates
 from kedge.watch.records.facts.modes import TrainingModes
@@ -24,15 +25,20 @@ class Facts:
         modes: The modes of trained models.
         gradients: Gradients that were not set to zero.
         rates: The learning rates over the steps.
+        evaluations: Passes of trained models without gradients.
         unoptimized: Parameters that no optimizer holds.
         unstepped: Optimizers that never step.
         unseen: Work that cannot be watched.
+
+    Args:
+        step: Returns the number of the current step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, step: Callable[[], int]) -> None:
         self.modes = TrainingModes()
         self.gradients = KeptGradients()
         self.rates = LearningRates()
+        self.evaluations = Evaluations(step)
         self.unoptimized = UnoptimizedParameters()
         self.unstepped = Unstepped()
         self.unseen = UnseenWork()
@@ -54,6 +60,7 @@ class Facts:
         elif self.unstepped.in_vain:
             notes.append(NotOptimizedEvent(in_vain=self.unstepped.in_vain))
         notes += self.unoptimized.notes(optimizers, roots, places)
+        notes += self.evaluations.notes()
         notes += self.unseen.notes(trained=bool(optimizers.entries))
         return notes
 

@@ -39,6 +39,7 @@ from kedge.rules.training.double_softmax import DoubleSoftmax
 from kedge.rules.training.eval_mode import EvalMode
 from kedge.rules.training.loss_below_zero import LossBelowZero
 from kedge.rules.training.no_learning import NoLearning
+from kedge.rules.training.same_batch import SameBatch
 from kedge.rules.training.spike import Spike
 from kedge.rules.training.train_mode import TrainMode
 from kedge.store.recording import Recording
@@ -64,6 +65,7 @@ ALL: tuple[Rule, ...] = (
     EvalMode(),
     TrainMode(),
     BatchOfOne(),
+    SameBatch(),
     InputScale(),
     UpdateRatio(),
     InitScale(),

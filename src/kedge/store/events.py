@@ -231,6 +231,33 @@ class EvaluationEvent(RunEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataLoaderSeen:
+    """A data loader of the program."""
+
+    batch_size: int | None = None
+    batches: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedInputsEvent(RunEvent):
+    """The inputs of a root were the same in all measured steps in which they were compared.
+
+    Attributes:
+        step: The first of these steps.
+        compared: How many later ones were compared with it.
+        batch: The first size of the inputs.
+        loaders: The data loaders that existed then.
+    """
+
+    kind = "repeated-inputs"
+    step: int
+    root: Count
+    compared: Count
+    batch: Count = 0
+    loaders: tuple[DataLoaderSeen, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GradsKeptEvent(RunEvent):
     """Gradients that an optimizer used still held those of its last step."""
 

@@ -128,7 +128,7 @@ class NoEffect(Rule):
         gradients = [paths.get(site.path) for site in updates]
         change = recording.matrix(updates, "rms")
         size = recording.matrix(gradients, "rms")
-        is_dense = recording.matrix(gradients, "zero") < 0.5
+        is_dense = ~(recording.matrix(gradients, "zero") >= 0.5)
         is_driven = has_rate & np.isfinite(change) & (size > 0) & is_dense
         usual = finite_medians(size)
         starved = usual < STARVED * np.max(usual[np.isfinite(usual)], initial=0)

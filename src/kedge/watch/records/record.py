@@ -95,6 +95,7 @@ class TrainingRecord:
         if measured and self.optimizers.entries and not dynamo.has_compiled():
             lines.begin(sum(len(root.modules) for root in self.models.roots))
         self.updates.begin(measured=measured)
+        self.facts.passes.measured = measured
         if not measured:
             self.facts.gradients.forget()
         self.meter.level = _LEVELS[step.kind]
@@ -255,7 +256,7 @@ class TrainingRecord:
         self.losses.lines.end()
         self.first_step.end()
         self.exam.close()
-        self.facts.evaluations.close()
+        self.facts.passes.close()
         self.losses.checks.close()
         if self.dump is not None:
             self.dump.close()

@@ -9,10 +9,10 @@ from kedge.watch.models.backwards import BackwardPasses
 from kedge.watch.models.optimizers import Optimizers
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.roots import RootModule
-from kedge.watch.records.facts.evaluations import Evaluations
 from kedge.watch.records.facts.kept_gradients import KeptGradients
 from kedge.watch.records.facts.learning_rates import LearningRates
 from kedge.watch.records.facts.modes import TrainingModes
+from kedge.watch.records.facts.root_passes import RootPasses
 from kedge.watch.records.facts.unoptimized import UnoptimizedParameters
 from kedge.watch.records.facts.unseen import UnseenWork
 from kedge.watch.records.facts.unstepped import Unstepped
@@ -25,7 +25,7 @@ class Facts:
         modes: The modes of trained models.
         gradients: Gradients that were not set to zero.
         rates: The learning rates over the steps.
-        evaluations: Passes of trained models without gradients.
+        passes: The forward passes of roots.
         unoptimized: Parameters that no optimizer holds.
         unstepped: Optimizers that never step.
         unseen: Work that cannot be watched.
@@ -38,7 +38,7 @@ class Facts:
         self.modes = TrainingModes()
         self.gradients = KeptGradients()
         self.rates = LearningRates()
-        self.evaluations = Evaluations(step)
+        self.passes = RootPasses(step)
         self.unoptimized = UnoptimizedParameters()
         self.unstepped = Unstepped()
         self.unseen = UnseenWork()
@@ -60,7 +60,7 @@ class Facts:
         elif self.unstepped.in_vain:
             notes.append(NotOptimizedEvent(in_vain=self.unstepped.in_vain))
         notes += self.unoptimized.notes(optimizers, roots, places)
-        notes += self.evaluations.notes()
+        notes += self.passes.notes()
         notes += self.unseen.notes(trained=bool(optimizers.entries))
         return notes
 

@@ -1,0 +1,94 @@
+"""The forward passes of each root, of which some are looked at in all kinds of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from kedge.hooks.placing.concealed import KedgeHook
+from kedge.store.events import RunEvent
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.module_tables import is_replica, modules_in
+from kedge.watch.models.roots import RootModule
+from kedge.watch.records.facts.evaluations import Evaluations
+from kedge.watch.records.facts.inputs import Inputs
+from kedge.watch.steps.shield import WatchShield
+
+
+class RootPasses:
+    """Looks at the passes of all roots.
+
+    Args:
+        step: Returns the number of the current step.
+
+    Attributes:
+        measured: Whether the current step is measured.
+    """
+
+    def __init__(self, step: Callable[[], int]) -> None:
+        self.step = step
+        self.measured = True
+        self._of: dict[int, PassHook] = {}
+
+    def follow(self, module: nn.Module, root: RootModule, shield: WatchShield) -> None:
+        """Hook a root's module.
+
+        Compiled models are left out: their hooks are part of their code.
+        """
+        hooked = root.hooks.hooked
+        if hooked is None or any(map(dynamo.compiles, modules_in(module).values())):
+            return
+        known = self._of.get(root.index)
+        if known is None:
+            known = self._of[root.index] = PassHook(self, root, shield)
+        with hooked.attaching():
+            hooked.owner.installed.put_around(module, before=known, with_kwargs=True)
+
+    def graded(self) -> None:
+        """Called when a model has a pass with gradients: rows of passes without them are over."""
+        for known in self._of.values():
+            known.evaluations.row = 0
+
+    def notes(self) -> list[RunEvent]:
+        """Return the notes at the end of a run."""
+        notes: list[RunEvent] = []
+        for known in self._of.values():
+            notes += known.evaluations.notes()
+            if known.root.optimizers:
+                notes += known.inputs.notes()
+        return notes
+
+    def close(self) -> None:
+        """Remove what a pass without an end has left behind."""
+        for known in self._of.values():
+            known.evaluations.close()
+
+
+class PassHook(KedgeHook):
+    """The forward-pre hook of one root."""
+
+    def __init__(self, passes: RootPasses, root: RootModule, shield: WatchShield) -> None:
+        self.passes = passes
+        self.root = root
+        self.evaluations = Evaluations(root)
+        self.inputs = Inputs(root)
+        self._evaluated = shield.around(self.evaluations.count, "evaluations")
+        self._given = shield.around(self.inputs.take, "inputs")
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """The forward-pre hook."""
+        passes = self.passes
+        if torch.compiler.is_compiling() or in_backward() or is_replica(module):
+            return
+        if not torch.is_grad_enabled():
+            if self.root.optimizers:
+                self._evaluated(module, passes.step())
+            return
+        passes.graded()
+        step = passes.step()
+        if self.inputs.wants(step, measured=passes.measured):
+            self._given((args, kwargs), step)

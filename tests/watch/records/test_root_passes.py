@@ -1,0 +1,227 @@
+"""What is noted of the forward passes of a root: its evaluations, and inputs that stay the same."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from kedge.torch_internals import modes
+from kedge.torch_internals.hook_tables import after_forward, before_forward
+from tests.watch.watched import watch
+
+
+class Attention(nn.Module):
+    """Drops scores, in evaluation too unless it is told the mode."""
+
+    def __init__(self, *, told: bool) -> None:
+        super().__init__()
+        self.told = told
+        self.out = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend."""
+        share = 0.5 if self.training or not self.told else 0.0
+        return self.out(functional.scaled_dot_product_attention(x, x, x, dropout_p=share))
+
+
+class Dropping(nn.Module):
+    """Calls dropout itself."""
+
+    def __init__(self, *, told: bool) -> None:
+        super().__init__()
+        self.told = told
+        self.out = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop, in evaluation too unless it is told the mode."""
+        return self.out(functional.dropout(x, 0.25, training=self.training or not self.told))
+
+
+def notes(program: Callable[[], Any], kind: str) -> list[dict[str, Any]]:
+    """Run a program watched, with one step in 50 measured; return what was noted of one kind."""
+    return [dict(event) for event in watch(program, every=50).events if event["kind"] == kind]
+
+
+def training(
+    model: nn.Module, evaluate: Callable[[nn.Module], None], *, epochs: int = 4
+) -> Callable[[], None]:
+    """Make a training of eight steps an epoch, with an evaluation after each."""
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(epochs):
+            model.train()
+            for _ in range(8):
+                optimizer.zero_grad()
+                model(torch.randn(6, 4)).square().mean().backward()
+                optimizer.step()
+            evaluate(model)
+
+    return program
+
+
+def calls(model: nn.Module, *, mode: bool, times: int = 5) -> None:
+    """Evaluate a model in a mode."""
+    model.train(mode)
+    with torch.no_grad():
+        for _ in range(times):
+            model(torch.randn(6, 4))
+
+
+def net() -> nn.Sequential:
+    """Make a net with a dropout and a batch norm."""
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 2))
+
+
+def test_evaluations_as_in_training_are_counted_in_all_steps() -> None:
+    """Hardly any of these steps are measured; the first two passes in a row are counted, too."""
+    (note,) = notes(training(net(), lambda model: calls(model, mode=True)), "evaluation")
+
+    assert (note["step"], note["passes"], note["as_training"]) == (8, 20, 20)
+    assert note["train"] == ["1", "2"]
+
+
+def test_evaluations_in_evaluation_mode_are_counted_from_the_first_pass() -> None:
+    """There is nothing to say about them."""
+    (note,) = notes(training(net(), lambda model: calls(model, mode=False, times=1)), "evaluation")
+
+    assert (note["passes"], note["as_training"], note["train"]) == (4, 0, [])
+    assert "dropout" not in note
+
+
+def test_two_passes_without_gradients_in_training_mode_are_no_evaluation() -> None:
+    """Samples of a generator are judged so, before each step."""
+    assert (
+        notes(training(net(), lambda model: calls(model, mode=True, times=2)), "evaluation") == []
+    )
+
+
+def test_a_pass_with_gradients_of_another_model_ends_the_row() -> None:
+    """A critic is trained five times on what a generator returns without gradients."""
+    generator = net()
+    critic = nn.Linear(2, 1)
+
+    def program() -> None:
+        first = torch.optim.SGD(generator.parameters(), 0.01)
+        second = torch.optim.SGD(critic.parameters(), 0.01)
+        for _ in range(6):
+            for _ in range(5):
+                with torch.no_grad():
+                    made = generator(torch.randn(6, 4))
+                second.zero_grad()
+                critic(made).mean().backward()
+                second.step()
+            first.zero_grad()
+            critic(generator(torch.randn(6, 4))).mean().backward()
+            first.step()
+
+    assert notes(program, "evaluation") == []
+
+
+@pytest.mark.parametrize("kind", [Attention, Dropping])
+def test_dropout_that_is_active_in_evaluation_mode_is_noted(kind: Any) -> None:
+    """With its module, line and share; none where it is told the mode."""
+    model = nn.Sequential(nn.Linear(4, 4), kind(told=False))
+    (note,) = notes(training(model, lambda model: calls(model, mode=False)), "evaluation")
+    (call,) = note["dropout"]
+    told = nn.Sequential(nn.Linear(4, 4), kind(told=True))
+    (healthy,) = notes(training(told, lambda model: calls(model, mode=False)), "evaluation")
+
+    assert call["module"] == "1"
+    assert call["share"] == (0.5 if kind is Attention else 0.25)
+    assert call["text"].startswith("return ")
+    assert "dropout" not in healthy
+
+
+def test_looking_at_dropout_changes_no_bit() -> None:
+    """It draws the same numbers."""
+    model = nn.Sequential(nn.Linear(4, 4), Dropping(told=False))
+    outputs: list[Tensor] = []
+
+    def evaluate(model: nn.Module) -> None:
+        model.eval()
+        with torch.no_grad():
+            outputs.append(model(torch.ones(6, 4)))
+
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(0)
+    training(model, evaluate)()
+    plain, outputs[:] = list(outputs), []
+    model.load_state_dict(state)
+    torch.manual_seed(0)
+    watch(training(model, evaluate), every=50)
+
+    assert all(map(torch.equal, plain, outputs))
+
+
+def test_an_interrupted_evaluation_leaves_no_mode_and_no_hook() -> None:
+    """Python's interrupt passes the forward hook that ends a look."""
+    model = nn.Sequential(nn.Linear(4, 4), Dropping(told=False))
+    handles = []
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def evaluate(model: nn.Module) -> None:
+        handles.append(model[1].register_forward_pre_hook(interrupt))
+        with contextlib.suppress(KeyboardInterrupt):
+            calls(model, mode=False)
+        handles.pop().remove()
+
+    before = modes.function_modes()
+    watch(training(model, evaluate), every=50)
+
+    assert modes.function_modes() == before
+    assert not before_forward(model)
+    assert not after_forward(model)
+
+
+def test_inputs_that_stay_the_same_are_noted_with_the_loaders() -> None:
+    """Those that are drawn anew are not, and neither is one changed element."""
+    loader = DataLoader(TensorDataset(torch.arange(32.0).reshape(8, 4)), batch_size=2)
+    same = torch.ones(6, 4)
+
+    def given(batches: Callable[[int], Tensor]) -> list[dict[str, Any]]:
+        model = nn.Linear(4, 2)
+
+        def program() -> None:
+            optimizer = torch.optim.SGD(model.parameters(), 0.01)
+            for step in range(20):
+                optimizer.zero_grad()
+                model(batches(step)).square().mean().backward()
+                optimizer.step()
+
+        events = watch(program, every=1).events
+        return [dict(event) for event in events if event["kind"] == "repeated-inputs"]
+
+    (note,) = given(lambda _: next(iter(loader))[0])
+    assert (note["root"], note["batch"], note["compared"]) == (0, 2, 18)
+    assert {"batch_size": 2, "batches": 4} in note["loaders"]
+    assert [note["batch"] for note in given(lambda _: same)] == [6]
+    assert given(lambda _: torch.randn(6, 4)) == []
+    assert given(lambda step: same + torch.eye(6, 4) * (step == 12)) == []
+
+
+def test_learning_rates_are_noted_whenever_they_change() -> None:
+    """In measured steps, for each group; one that is no number is not known."""
+    model = nn.Linear(4, 2)
+
+    def program() -> None:
+        groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": torch.tensor(0.5)}]
+        optimizer = torch.optim.SGD(groups, 0.01)
+        for step in range(6):
+            optimizer.param_groups[0]["lr"] = 0.01 if step < 3 else 0.0
+            optimizer.zero_grad()
+            model(torch.randn(6, 4)).square().mean().backward()
+            optimizer.step()
+
+    events = watch(program, every=1).events
+    noted = [dict(event) for event in events if event["kind"] == "learning-rates"]
+    assert [(note["step"], note["rates"]) for note in noted] == [(0, [0.01, 0.5]), (3, [0.0, 0.5])]

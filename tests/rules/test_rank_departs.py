@@ -97,8 +97,74 @@ def test_ranks_that_never_exchange_gradients_may_mean_to() -> None:
 
     assert finding.severity == "warning"
     assert finding.message.startswith(
-        "The ranks started from the same parameters and never exchanged gradients"
+        "The ranks started from the same parameters, and their gradients agreed at the end of no "
+        "backward pass"
     )
+
+
+def parameters(**each: tuple[list[list[float]], list[list[float]]]) -> Recording:
+    """Several parameters, each with the courses of its size and of its gradient for each rank."""
+    sites, rows = [], []
+    for name, (sizes, gradients) in each.items():
+        for kind, courses in (("param", sizes), ("param.grad", gradients)):
+            site = {**WEIGHT, "site": f"{name}:{kind}", "path": name, "kind": kind, "owner": name}
+            sites.append(site)
+            rows += [
+                {"rank": rank, **size(step, f"{name}:{kind}", value)}
+                for rank, course in enumerate(courses)
+                for step, value in zip(STEPS, course, strict=False)
+            ]
+    return Recording.build(sites, rows, roots=NET)
+
+
+def test_a_replicated_parameter_is_judged_beside_parts_of_a_model() -> None:
+    """Its gradients agreed, so it is what comes after the backward pass: one rank alone clips them."""
+    recording = parameters(
+        part=([[1, 1.1, 1.2], [2, 2.1, 2.2]], [[1, 1, 1], [3, 3, 3]]),
+        zeros=([[1, 1.1, 1.2], [1, 1.2, 1.4]], [[1, 1, 1], [3, 3, 3]]),
+        norm=([[1, 1, 1.1], [1, 1, 1.2]], [[1, 1, 1], [1, 1, 1]]),
+    )
+
+    (finding,) = found(recording)
+
+    assert (finding.severity, finding.site, finding.step) == ("error", "norm:param", 20)
+    assert finding.message == (
+        "At step 20 the ranks no longer agree on norm:param, by 8.3e-02 of its size; until step 10 it "
+        "was the same on all ranks. Until then its gradients agreed at the end of every measured "
+        "backward pass, so what comes after that differs."
+    )
+    assert "clipping on some ranks" in finding.remedy
+    assert (finding.evidence.parameters, finding.evidence.of) == (1, 3)
+
+
+def test_gradients_that_differ_before_are_named() -> None:
+    """Then they were not exchanged, or not rightly."""
+    recording = parameters(fc=([[1, 1, 1.1], [1, 1, 1.2]], [[1, 1, 1], [1, 1.5, 1.2]]))
+
+    (finding,) = found(recording)
+
+    assert finding.message.endswith("Its gradients differ since step 10.")
+    assert "no_sync()" in finding.remedy
+
+
+def test_parts_that_began_alike_beside_replicated_parameters_are_no_finding() -> None:
+    """Biases of zero on a model that is spread over the ranks."""
+    recording = parameters(
+        bias=([[1, 1.1, 1.2], [1, 1.2, 1.4]], [[1, 1, 1], [3, 3, 3]]),
+        norm=([[1, 1.1, 1.2], [1, 1.1, 1.2]], [[1, 1, 1], [1, 1, 1]]),
+    )
+
+    assert found(recording) == []
+
+
+def test_ranks_that_exchange_gradients_in_some_steps_are_an_error() -> None:
+    """The wrapper is passed by in the others."""
+    norms = [[1.0] * 20, [1.5 if step % 2 == 0 else 1.0 for step in range(20)]]
+
+    (finding,) = found(weights([1, 1.1], [1, 1.2], norms=norms))
+
+    assert finding.severity == "error"
+    assert "agreed at the end of the backward pass in 10 of 20 steps only" in finding.message
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,11 @@
-"""RANK-DEPARTS: the ranks of a distributed run against each other."""
+"""RANK-DEPARTS: the ranks of a distributed run against each other.
+
+# Note [Replicated parameters]
+Parameters that ranks hold alike have equal values and equal gradients in the first measured step.
+Equal values alone say little: a part of a model that begins with zeros, or with the same seed, has
+them too. A model may have both kinds, as with tensor parallelism, where norms are replicated and
+weights are spread. So each parameter is judged by itself.
+"""
 
 from __future__ import annotations
 
@@ -67,10 +74,12 @@ class RankDeparts(Rule):
         the ranks took different numbers of steps.
 
     Formula:
-        Out of sync (error): the root mean square of a parameter that each rank holds as a whole
-        differs between ranks by more than tolerance times the largest, while all parameters agreed
-        in the first measured step. If not even the norms of the first step's gradients agree, the
-        ranks never exchanged gradients (warning: each may hold another part of a model).
+        Out of sync (error): the root mean square of a replicated parameter differs between ranks by
+        more than tolerance times the largest. A parameter is replicated if each rank holds it as a
+        whole, and if it and its gradient agree in the first measured step. Other parameters may be
+        parts of a model that is spread over the ranks. If none is replicated because the first
+        gradients of all differ already, and the norms of the gradients never agree later, this is a
+        warning: each rank may train a model of its own.
 
         Not finite (error): NAN-BORN finds a birth in the forward pass of some ranks, and the others
         had only finite values in that step's forward and before.
@@ -99,9 +108,9 @@ class RankDeparts(Rule):
         The figures of each rank, and the first step with a difference.
 
     Remedy:
-        Out of sync: look for parameters that are changed outside of the optimizer, for random
-        decisions that differ between ranks, and for layers that DistributedDataParallel does not
-        know. Otherwise look at the data that this rank gets, and at its device.
+        Out of sync: if the gradients still agreed, look at clipping, the scaler and the optimizer; if
+        not, at how they are exchanged. Look for random decisions that differ between ranks, and for
+        layers that DistributedDataParallel does not know. Otherwise look at the data that this rank gets, and at its device.
     """
 
     tolerance: float = 1e-4
@@ -133,73 +142,91 @@ class RankDeparts(Rule):
         )
 
     def _out_of_sync(self, group: _Group) -> Iterator[Finding]:
+        """Judge each parameter by itself; see Note [Replicated parameters]."""
+        if len(group.steps) < 2:
+            return
         sites = [site for site in group.recording.of_kind("param") if group.whole(site)]
-        courses = {site.site: group.rms(site) for site in sites}
-        if (
-            len(group.steps) < 2
-            or not sites
-            or any(self._differs(c[:, :1]).any() for c in courses.values())
-        ):
-            return
-        first = {}
-        for name, course in courses.items():
-            departed = np.flatnonzero(self._differs(course))
-            if len(departed):
-                first[name] = int(departed[0])
-        if not first:
-            return
-        at = min(first.values())
-        names = [name for name, place in first.items() if place == at]
-        site = max(names, key=lambda name: _relative(courses[name])[at])
-        step = int(group.steps[at])
-        values = courses[site][:, at]
-        parted = self._gradients_part(group)
+        every = [_Parameter.of(group, site, self.tolerance) for site in sites]
+        alike = [parameter for parameter in every if parameter.departs != 0]
+        unlike = [parameter for parameter in alike if parameter.departs is not None]
+        replicated = [parameter for parameter in alike if parameter.shares_gradients]
+        departed = [parameter for parameter in unlike if parameter.shares_gradients]
+        if departed:
+            yield self._departed(group, departed, len(sites))
+        elif unlike and not replicated:
+            yield self._unexchanged(group, unlike, len(sites))
+
+    def _departed(self, group: _Group, departed: list[_Parameter], of: int) -> Finding:
+        """Return the finding about replicated parameters on which the ranks no longer agree."""
+        worst, at, number = _first(departed)
+        values = worst.sizes[:, at]
         odd = group.odd_one(values)
         who = "the ranks no longer agree"
         if odd is not None:
             who = f"rank {odd} departed from the others"
 
-        if parted is not None and parted <= group.steps[0]:
-            severity: Severity = "warning"
-            confidence = 0.5
-            message = _NEVER.format(site=site, step=step)
-            remedy = _SEPARATE
-        else:
+        parted = worst.gradients_part
+        why = ""
+        remedy = _OUT_OF_SYNC
+        if worst.has_gradients and (parted is None or parted >= group.steps[at]):
+            why = (
+                " Until then its gradients agreed at the end of every measured backward pass, so "
+                "what comes after that differs."
+            )
+            remedy = _AFTER_BACKWARD
+        elif parted is not None:
+            why = f" Its gradients differ since step {parted}."
+            remedy = _COMMUNICATION
+        site = worst.site.site
+        step = int(group.steps[at])
+        return Finding(
+            code=self.code,
+            severity="error",
+            site=site,
+            step=step,
+            message=f"At step {step} {who} on {site}, by {_relative(worst.sizes)[at]:.1e} of its "
+            f"size; until step {int(group.steps[at - 1])} it was the same on all ranks.{why}",
+            evidence=OutOfSyncEvidence(
+                rank=odd,
+                rms=group.by_rank(values),
+                parameters=number,
+                of=of,
+                gradients_part_at=group.norms_part(self.tolerance),
+            ),
+            confidence=0.9,
+            remedy=remedy,
+        )
+
+    def _unexchanged(self, group: _Group, unlike: list[_Parameter], of: int) -> Finding:
+        """Return the finding about ranks that began alike, and whose first gradients differ already."""
+        worst, at, number = _first(unlike)
+        values = worst.sizes[:, at]
+        step = int(group.steps[at])
+        site = worst.site.site
+        agreeing, compared = group.agreeing_norms(self.tolerance)
+        severity: Severity = "warning"
+        confidence = 0.5
+        message = _NEVER.format(site=site, step=step)
+        if agreeing >= max(2, compared // 10):
             severity = "error"
             confidence = 0.9
-            message = (
-                f"At step {step} {who} on {site}, by "
-                f"{_relative(courses[site])[at]:.1e} of its size; until step "
-                f"{int(group.steps[at - 1])} all ranks held the same parameters."
-            )
-            remedy = _OUT_OF_SYNC
-        yield Finding(
+            message = _SOMETIMES.format(site=site, step=step, agreeing=agreeing, compared=compared)
+        return Finding(
             code=self.code,
             severity=severity,
             site=site,
             step=step,
             message=message,
             evidence=OutOfSyncEvidence(
-                rank=odd,
+                rank=group.odd_one(values),
                 rms=group.by_rank(values),
-                parameters=len(names),
-                of=len(sites),
-                gradients_part_at=parted,
+                parameters=number,
+                of=of,
+                gradients_part_at=group.norms_part(self.tolerance),
             ),
             confidence=confidence,
-            remedy=remedy,
+            remedy=_SEPARATE,
         )
-
-    def _differs(self, course: Floats) -> Bools:
-        return np.asarray(_relative(course) > self.tolerance)
-
-    def _gradients_part(self, group: _Group) -> int | None:
-        """Return the first step in which the ranks' gradients differ at the end of the backward pass."""
-        parted = [
-            group.first_difference(site, self.tolerance)
-            for site in group.recording.of_kind("grad.norm")
-        ]
-        return min((step for step in parted if step is not None), default=None)
 
     def _not_finite(self, group: _Group) -> Iterator[Finding]:
         births = {
@@ -319,6 +346,65 @@ class RankDeparts(Rule):
 
 
 @dataclass(frozen=True)
+class _Parameter:
+    """A parameter that every rank has as a whole.
+
+    Attributes:
+        site: Its site.
+        sizes: The root mean squares: a row a rank, a column a common step.
+        departs: The place of the first step in which the ranks differ; None if they never do.
+        has_gradients: Whether its gradients were measured on each rank, from the first step on.
+        gradients_part: The first step in which these differ; None if they never do.
+        shares_gradients: Whether they agree in the first step. Where they were not measured, the
+            norms of all gradients say so.
+    """
+
+    site: SiteInfo
+    sizes: Floats
+    departs: int | None
+    has_gradients: bool
+    gradients_part: int | None
+    shares_gradients: bool
+
+    @classmethod
+    def of(cls, group: _Group, site: SiteInfo, tolerance: float) -> _Parameter:
+        """Return what the ranks have of a parameter."""
+        sizes = group.rms(site)
+        begins = int(group.steps[0])
+        gradient = group.gradients.get(site.path)
+        has_gradients = False
+        parted = None
+        if gradient is not None:
+            courses = group.rms(gradient)
+            has_gradients = bool(np.isfinite(courses[:, 0]).all())
+            place = _first_place(_relative(courses) > tolerance)
+            if place is not None:
+                parted = int(group.steps[place])
+        norms = group.norms_part(tolerance)
+        shares = norms is None or norms > begins
+        if has_gradients:
+            shares = parted != begins
+        departs = _first_place(_relative(sizes) > tolerance)
+        return cls(site, sizes, departs, has_gradients, parted, shares)
+
+
+def _first(parameters: Sequence[_Parameter]) -> tuple[_Parameter, int, int]:
+    """Return the parameter that departs first, and furthest of several; the place of that step; and their number."""
+    at = min(p.departs for p in parameters if p.departs is not None)
+    now = [p for p in parameters if p.departs == at]
+    worst = max(now, key=lambda p: float(_relative(p.sizes)[at]))
+    return worst, at, len(now)
+
+
+def _first_place(each: Bools) -> int | None:
+    """Return the place of the first true one; None if there is none."""
+    found = np.flatnonzero(each)
+    if not len(found):
+        return None
+    return int(found[0])
+
+
+@dataclass(frozen=True)
 class _Apart:
     """The distances of the ranks from each other at one site, in the steps in which all ranks had values there.
 
@@ -390,17 +476,37 @@ class _Group:
                 return False
         return True
 
-    def first_difference(self, site: SiteInfo, tolerance: float) -> int | None:
-        """Return the first step in which the ranks differ at a site, also between the measured ones."""
-        rows = [share.rows(site) for share in self.shares]
-        steps = rows[0].step
-        for other in rows[1:]:
-            steps = np.intersect1d(steps, other.step, assume_unique=True)
-        table = np.array([r.statistic("rms")[np.isin(r.step, steps)] for r in rows])
-        found = np.flatnonzero(_relative(table) > tolerance)
-        if not len(found):
-            return None
-        return int(steps[found[0]])
+    @cached_property
+    def gradients(self) -> dict[str, SiteInfo]:
+        """The sites of the parameters' gradients, by path."""
+        return {site.path: site for site in self.recording.of_kind("param.grad")}
+
+    @cached_property
+    def norms(self) -> list[tuple[Ints, Floats]]:
+        """The norms of all gradients of each model, and their steps, also between the measured ones."""
+        found = []
+        for site in self.recording.of_kind("grad.norm"):
+            rows = [share.rows(site) for share in self.shares]
+            steps = rows[0].step
+            for other in rows[1:]:
+                steps = np.intersect1d(steps, other.step, assume_unique=True)
+            table = np.array([r.statistic("rms")[np.isin(r.step, steps)] for r in rows])
+            found.append((steps, table))
+        return found
+
+    def norms_part(self, tolerance: float) -> int | None:
+        """Return the first step in which the norms of the ranks' gradients differ at the end of the backward pass."""
+        parted = []
+        for steps, table in self.norms:
+            place = _first_place(_relative(table) > tolerance)
+            if place is not None:
+                parted.append(int(steps[place]))
+        return min(parted, default=None)
+
+    def agreeing_norms(self, tolerance: float) -> tuple[int, int]:
+        """Return in how many steps the norms of the ranks' gradients agree, and of how many."""
+        agreeing = sum(int((_relative(table) <= tolerance).sum()) for _, table in self.norms)
+        return agreeing, sum(len(steps) for steps, _ in self.norms)
 
     def odd_one(self, values: Floats) -> int | None:
         """Return the rank that is alone with its value; None if there is not exactly one."""
@@ -454,16 +560,29 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 _NEVER = (
-    "The ranks started from the same parameters and never exchanged gradients: by "
-    "step {step} they differ on {site}, and the gradients of their first step differ "
-    "already."
+    "The ranks started from the same parameters, and their gradients agreed at the end of no "
+    "backward pass: by step {step} they differ on {site}."
+)
+_SOMETIMES = (
+    "The ranks started from the same parameters, and their gradients agreed at the end of the "
+    "backward pass in {agreeing:,} of {compared:,} steps only: by step {step} they differ on {site}."
 )
 _SEPARATE = (
-    "Wrap the model in DistributedDataParallel or fully_shard, and call the wrapped "
-    "one; ignore this if each rank trains a part of a model, or a model of its own."
+    "Wrap the model in DistributedDataParallel or fully_shard, and call the wrapped one in every "
+    "step; ignore this if each rank trains a part of a model, or a model of its own."
 )
 _OUT_OF_SYNC = (
     "Look for parameters that are changed outside of the optimizer, for decisions "
     "that differ between ranks (random numbers, early stopping, skipped steps), and "
     "for layers that were added after wrapping in DistributedDataParallel."
+)
+_AFTER_BACKWARD = (
+    "Look at what changes gradients and parameters after the backward pass: clipping on some ranks "
+    "only, or by a norm that each rank computes for itself; a scaler; the optimizer and its state; "
+    "parameters that are changed outside of it."
+)
+_COMMUNICATION = (
+    "Look at how the gradients are exchanged: a step in which the wrapped model is passed by or "
+    "no_sync() is left on, a model that was moved or got parameters after wrapping, a reduction in "
+    "low precision."
 )

@@ -10,6 +10,7 @@ from textwrap import indent
 from kedge.calls.arguments import described
 from kedge.errors import NoSuchRule, WrongCall
 from kedge.rules.activations.dead_channel import DeadChannel
+from kedge.rules.activations.heavy_dropout import HeavyDropout
 from kedge.rules.activations.init_scale import InitScale
 from kedge.rules.activations.input_scale import InputScale
 from kedge.rules.activations.near_overflow import NearOverflow
@@ -60,6 +61,7 @@ ALL: tuple[Rule, ...] = (
     Spike(),
     DeadChannel(),
     Saturated(),
+    HeavyDropout(),
     DoubleSoftmax(),
     LossBelowZero(),
     EvalMode(),

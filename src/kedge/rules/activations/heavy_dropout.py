@@ -1,0 +1,96 @@
+"""HEAVY-DROPOUT: dropout that leaves next to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kedge.rules.evidence import Evidence, said, said_share
+from kedge.rules.recorded.trained import trained_roots
+from kedge.rules.recorded.wiring import ModuleSites, wire
+from kedge.rules.rule import Finding, Rule
+from kedge.store.recording import Recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeavyDropoutEvidence(Evidence):
+    """The share of the elements other than zero that a dropout lets through."""
+
+    kept: float = said_share("lets through a share of {}")
+    steps: int = said("{} measured steps")
+
+
+@dataclass(frozen=True)
+class HeavyDropout(Rule):
+    """A dropout module lets next to nothing through.
+
+    Meaning:
+        Usual shares are 0.1 to 0.5, in convolutions less. A dropout of 0.95 passes one element in
+        twenty, twenty times as large, so outputs and gradients are mostly noise. Often the share to
+        keep was meant, as other libraries have it.
+
+    Formula:
+        kept = the elements other than zero in the output of a dropout module, as a share of those in
+        its input. The median of kept over the measured steps < least.
+
+    Window:
+        All measured steps; at least min_samples of them. Dropout that a forward calls as a function
+        is not seen.
+
+    Thresholds:
+        - least (0.15): a dropout of 0.85; published models use up to 0.8.
+        - min_samples (5): enough for a median.
+
+    Evidence:
+        The share that is kept, and the number of measured steps.
+
+    Remedy:
+        Give nn.Dropout the share to drop, not the share to keep: 0.1 to 0.5.
+    """
+
+    least: float = 0.15
+    min_samples: int = 5
+
+    code = "HEAVY-DROPOUT"
+    name = "a dropout lets next to nothing through"
+    severity = "warning"
+    statistic = "zero"
+    leads_to = "NO-LEARNING"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Yield at most one finding for every dropout module."""
+        trained = trained_roots(recording)
+        for module in wire(recording):
+            is_dropout = module.type in _DROPOUTS and module.root in trained
+            if is_dropout and module.ins and module.outs:
+                yield from self._of(recording, module)
+
+    def _of(self, recording: Recording, module: ModuleSites) -> Iterable[Finding]:
+        sites = [recording.sites[module.ins[0]], recording.sites[module.outs[0]]]
+        given, passed = 1 - recording.matrix(sites, "zero")
+        known = np.isfinite(given) & np.isfinite(passed) & (given > 0)
+        shares = passed[known] / given[known]
+        if len(shares) < self.min_samples:
+            return
+        kept = float(np.median(shares))
+        if kept < self.least:
+            site = sites[1]
+            yield Finding(
+                code=self.code,
+                severity=self.severity,
+                site=site.site,
+                step=int(recording.steps[known][0]),
+                message=f"{site.path} ({module.type}) lets {kept:.1%} of its input through, in "
+                f"{len(shares)} measured steps.",
+                evidence=HeavyDropoutEvidence(kept=kept, steps=len(shares)),
+                confidence=0.9,
+                remedy="Give nn.Dropout the share to drop, not the share to keep: 0.1 to 0.5 is "
+                "usual.",
+            )
+
+
+_DROPOUTS = frozenset(
+    {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
+)

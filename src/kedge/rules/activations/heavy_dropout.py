@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kedge.rules.evidence import Evidence, said, said_share
+from kedge.rules.naming import plain
 from kedge.rules.recorded.trained import trained_roots
 from kedge.rules.recorded.wiring import ModuleSites, wire
 from kedge.rules.rule import Finding, Rule
@@ -18,7 +19,7 @@ from kedge.store.recording import Recording
 class HeavyDropoutEvidence(Evidence):
     """The share of the elements other than zero that a dropout lets through."""
 
-    kept: float = said_share("lets through a share of {}")
+    kept: float | None = said_share("lets through a share of {}")
     steps: int = said("{} measured steps")
 
 
@@ -84,7 +85,7 @@ class HeavyDropout(Rule):
                 step=int(recording.steps[known][0]),
                 message=f"{site.path} ({module.type}) lets {kept:.1%} of its input through, in "
                 f"{len(shares)} measured steps.",
-                evidence=HeavyDropoutEvidence(kept=kept, steps=len(shares)),
+                evidence=HeavyDropoutEvidence(kept=plain(kept), steps=len(shares)),
                 confidence=0.9,
                 remedy="Give nn.Dropout the share to drop, not the share to keep: 0.1 to 0.5 is "
                 "usual.",

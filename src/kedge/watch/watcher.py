@@ -238,7 +238,7 @@ class Watcher:
 
         attempt = self.shield.attempt
         attempt("the end of its training", record.exam.begin, inner, root, self._on_last_sight)
-        attempt("its passes", record.facts.passes.follow, inner, root, self.shield)
+        attempt("its passes", record.facts.passes.follow, module, root, self.shield)
         inside = f"the calls inside {type(module).__name__}"
         has_begun = inner is module
         if record.dump is not None:

@@ -33,22 +33,23 @@ class Inputs:
         self._root = root
         self._first: list[Tensor] = []
         self._since = self._last = -1
-        self._equal: list[Tensor] = []
-        self._compared = 0
-        self._is_over = False
-        self._loaders: tuple[DataLoaderSeen, ...] = ()
         self._batch = 0
+        self._compared = 0
+        self._vary = False
+        self._on_devices: list[Tensor] = []
+        self._loaders: tuple[DataLoaderSeen, ...] = ()
 
     def wants(self, step: int, *, measured: bool) -> bool:
         """Whether the inputs of a pass in a step are looked at."""
-        return measured and not self._is_over and step != self._last
+        is_over = self._vary or self._compared == _MOST
+        return measured and not is_over and step != self._last
 
     def take(self, given: Any, step: int) -> None:
         """Compare the inputs of a pass with those of the first step."""
         self._last = step
-        found = [value for _, value in leaves.find(given) if _can_compare(value)]
-        if not found:
-            self._is_over = True
+        found = _tensors(given)
+        if not found or not all(map(_can_compare, found)):
+            self._vary = True  # as far as can be known
             return
         samples = [sample(value) for value in found]
         if not self._first:
@@ -58,43 +59,48 @@ class Inputs:
             return
 
         self._compared += 1
-        self._is_over = self._compared == _MOST or not self._compare(samples)
-        if self._compared == _SUSPICIOUS and not self._equal:
+        self._compare(samples)
+        if self._compared == _SUSPICIOUS and not self._vary and not self._on_devices:
             self._loaders = tuple(_data_loaders())
-
-    def _compare(self, samples: list[Tensor]) -> bool:
-        """Compare inputs with the first ones; returns whether they may be equal."""
-        shapes = [(value.shape, value.device, value.dtype) for value in self._first]
-        if shapes != [(value.shape, value.device, value.dtype) for value in samples]:
-            self._equal = [torch.tensor(False)]
-            return False
-        for value, first in zip(samples, self._first, strict=True):
-            if value.is_cpu:
-                if not torch.equal(value, first):
-                    self._equal = [torch.tensor(False)]
-                    return False
-            else:
-                self._equal.append((value == first).all())
-        return True
 
     def notes(self) -> list[RepeatedInputsEvent]:
         """Return the notes at the end of the run."""
-        notes: list[RepeatedInputsEvent] = []
-        if self._compared and all(bool(equal) for equal in self._equal):
-            note = RepeatedInputsEvent(
-                step=self._since,
-                root=self._root.index,
-                compared=self._compared,
-                batch=self._batch,
-                loaders=self._loaders or tuple(_data_loaders()),
-            )
-            notes.append(note)
-        return notes
+        if self._vary or not self._compared or not all(map(bool, self._on_devices)):
+            return []
+        note = RepeatedInputsEvent(
+            step=self._since,
+            root=self._root.index,
+            compared=self._compared,
+            batch=self._batch,
+            loaders=self._loaders or tuple(_data_loaders()),
+        )
+        return [note]
+
+    def _compare(self, samples: list[Tensor]) -> None:
+        """Compare inputs with the first ones."""
+        shapes = [(value.shape, value.device, value.dtype) for value in self._first]
+        self._vary = shapes != [(value.shape, value.device, value.dtype) for value in samples]
+        for value, first in zip(samples, self._first, strict=False):
+            if self._vary:
+                return
+            if value.is_cpu:
+                self._vary = not torch.equal(value, first)
+            else:
+                self._on_devices.append((value == first).all())
+
+
+def _tensors(given: Any) -> list[Tensor]:
+    """Return the tensors in what a model is given; none if it cannot be searched, which its own site reports."""
+    try:
+        return [value for _, value in leaves.find(given)]
+    except Exception:  # noqa: BLE001 - of a container of the program
+        return []
 
 
 def _can_compare(value: Tensor) -> bool:
-    is_plain = value.layout is torch.strided and not value.is_quantized
-    return is_plain and value.numel() > 0 and modes.has_data(value)
+    if value.layout is not torch.strided or value.is_quantized or modes.is_wrapped(value):
+        return False
+    return value.numel() > 0 and modes.has_data(value) and leaves.has_memory(value)
 
 
 def _data_loaders() -> Iterable[DataLoaderSeen]:

@@ -34,13 +34,18 @@ class RootPasses:
         self.measured = True
         self._of: dict[int, PassHook] = {}
 
-    def follow(self, module: nn.Module, root: RootModule, shield: WatchShield) -> None:
-        """Hook a root's module.
+    def follow(self, called: nn.Module, root: RootModule, shield: WatchShield) -> None:
+        """Hook a root's module, which is called itself or inside a wrapper.
 
         Compiled models are left out: their hooks are part of their code.
         """
         hooked = root.hooks.hooked
-        if hooked is None or any(map(dynamo.compiles, modules_in(module).values())):
+        module = root.module()
+        if hooked is None or module is None:
+            return
+        if dynamo.unwrap(called) is not called or any(
+            map(dynamo.compiles, modules_in(called).values())
+        ):
             return
         known = self._of.get(root.index)
         if known is None:
@@ -79,8 +84,8 @@ class PassHook(KedgeHook):
         self._evaluated = shield.around(self.evaluations.count, "evaluations")
         self._given = shield.around(self.inputs.take, "inputs")
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """The forward-pre hook."""
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        """The forward-pre hook; removed in the midst of a call it gets no arguments by name."""
         passes = self.passes
         if torch.compiler.is_compiling() or in_backward() or is_replica(module):
             return

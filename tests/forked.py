@@ -19,11 +19,12 @@ _LATE = 5.0
 
 # Kedge itself is imported by the program, which may hide packages from it, or change PyTorch first.
 SERVER = r"""
-import ctypes, fcntl, gc, inspect, io, json, os, runpy, signal, socket, subprocess, sys, types, warnings
+import ctypes, fcntl, gc, importlib, inspect, io, json, os, runpy, signal, socket, subprocess, sys, types, warnings
 import torch, torch._dynamo
 
 torch.set_num_threads(1)
 libc, linux = ctypes.CDLL(None), sys.platform == "linux"
+ADOPT = 36  # PR_SET_CHILD_SUBREAPER
 nothing = os.open(os.devnull, os.O_RDWR)
 gc.collect()
 gc.freeze()  # or each program at its end looks through all of PyTorch, which takes a second
@@ -31,9 +32,25 @@ gc.freeze()  # or each program at its end looks through all of PyTorch, which ta
 
 def asked():
     # Each fork returns with its order; this process goes on.
+    prepared = {}
     for line in sys.stdin:
         pids = []
         for order in json.loads(line):
+            module = order["ahead"]
+            if module and linux:
+                if module not in prepared:
+                    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    if os.fork() == 0:
+                        ours.close()
+                        importlib.import_module(module)
+                        gc.freeze()
+                        return asked_by(theirs)
+                    theirs.close()
+                    prepared[module] = ours
+                    libc.prctl(ADOPT, 1, 0, 0, 0)
+                prepared[module].send(json.dumps(order).encode())
+                pids.append(int(prepared[module].recv(20)))
+                continue
             pid = os.fork()
             if pid == 0:
                 return order
@@ -43,8 +60,8 @@ def asked():
 
 
 def asked_by(program):
-    # The same for one program that starts others. They are its children: their parent ends at
-    # once, and it adopts them.
+    # The same, asked by another process than the parent. They are its children: the one between
+    # them ends at once, and it adopts them.
     while True:
         line, files, _, _ = socket.recv_fds(program, 1 << 20, 3)
         if not line:
@@ -74,7 +91,7 @@ def fork_programs(order):
             os.dup2(nothing, number)
         return asked_by(theirs)
     theirs.close()
-    libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: it adopts
+    libc.prctl(ADOPT, 1, 0, 0, 0)
     as_usual = subprocess.Popen._execute_child
     names = [*inspect.signature(as_usual).parameters][1:]
     rare = ("executable", "preexec_fn", "pass_fds", "shell", "gid", "gids", "uid")
@@ -217,6 +234,7 @@ def run(
     timeout: int = 300,
     check: bool = False,
     forks: bool = False,
+    ahead: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python`` with ``-c``, ``-m`` or a script, as `subprocess.run` would with text captured.
 
@@ -232,10 +250,17 @@ def run(
         check: Whether another exit status than 0 is an error.
         forks: Whether programs that it starts by `subprocess` with its Python are run in the same way,
             on Linux: still its children, but in processes that have imported torch.
+        ahead: A module that the process has imported as well, on Linux, of what takes long to import.
     """
     environment = os.environ if env is None else env
     [done] = run_together(
-        [command], cwd=cwd, envs=[environment], input=input, timeout=timeout, forks=forks
+        [command],
+        cwd=cwd,
+        envs=[environment],
+        input=input,
+        timeout=timeout,
+        forks=forks,
+        ahead=ahead,
     )
     if check:
         done.check_returncode()
@@ -250,6 +275,7 @@ def run_together(
     input: str = "",  # noqa: A002 - as subprocess calls it
     timeout: int = 300,
     forks: bool = False,
+    ahead: str = "",
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run several such commands at the same time, each with an environment of its own."""
     with tempfile.TemporaryDirectory() as folder:
@@ -263,7 +289,8 @@ def run_together(
             )
             for number, (command, env) in enumerate(zip(commands, envs, strict=True))
         ]
-        statuses = server().run([order | {"timeout": timeout, "forks": forks} for order in orders])
+        how = {"timeout": timeout, "forks": forks, "ahead": ahead}
+        statuses = server().run([order | how for order in orders])
         for order in orders:
             wait_for_writers(order["paths"][1:])
         return [

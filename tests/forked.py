@@ -110,7 +110,7 @@ def fork_programs(order):
         environment = os.environ if asked["env"] is None else asked["env"]
         wanted = {
             "words": [os.fsdecode(word) for word in words[1:]],
-            "folder": os.fsdecode(asked["cwd"] or os.getcwd()),
+            "folder": os.path.abspath(os.fsdecode(asked["cwd"] or "")),
             "environment": dict(environment),
             "timeout": order["timeout"],
             "session": asked["start_new_session"],

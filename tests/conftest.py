@@ -15,6 +15,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault(
     "TORCHINDUCTOR_COMPILE_THREADS", "1"
 )  # its pool of workers would outlive the test
+os.environ.setdefault(
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0"
+)  # to precompile them takes as long as all that the tests compile with them
 
 import pytest
 import torch

@@ -28,6 +28,7 @@ BLOCK = re.compile(
     r"^(?:<!--[ ]*(?P<note>[^\n]*?)[ ]*-->\n\n?)?^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+DIGITS = "sklearn.datasets"  # what most pages train on
 COMMANDS = ("$ kedge ", "$ torchrun ")
 LINK = re.compile(r"\]\((?!\w+:)(?P<file>[^)#\s]*)(?:#(?P<heading>[^)\s]+))?\)")
 
@@ -124,7 +125,8 @@ def run_commands(block, folder):
             f"the {words[0]} command is not installed beside this Python; `make setup` does it"
         )
         environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-        ended = forked.run([sys.executable, program, *words[1:]], cwd=folder, env=environment)
+        command = [sys.executable, program, *words[1:]]
+        ended = forked.run(command, cwd=folder, env=environment, forks=True, ahead=DIGITS)
         assert ended.returncode == code, (
             f"{block}: {shlex.join(words)}\n{ended.stdout}\n{ended.stderr}"
         )

@@ -26,7 +26,7 @@ def test_digits_become_a_map(tmp_path):
         "--picture",
         str(tmp_path / "map.png"),
     ]
-    done = forked.run(command, check=True)
+    done = forked.run(command, check=True, ahead="sklearn.datasets")
     taken = open_features(tmp_path / "f")
 
     assert done.stderr == ""

@@ -111,7 +111,7 @@ def kedge(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             return subprocess.run(
                 command, cwd=tmp_path, text=True, capture_output=True, check=False, **options
             )
-        return forked.run(command, cwd=tmp_path, **options)
+        return forked.run(command, cwd=tmp_path, forks=True, **options)
 
     return run
 

@@ -15,7 +15,7 @@ from tests.forked import wait_for_writers
 # Importing torch takes longer than all that is tested here: one process does it, and forks for each
 # program. A program run by `Program` is what it is under python, as test_program.py shows.
 SERVER = """
-import fcntl, gc, json, os, resource, sys, threading
+import ctypes, fcntl, gc, json, os, resource, sys, threading
 import torch, torch._dynamo, kedge.cli.run, kedge.watch.run.summary, kedge.watch.run.begin
 from kedge.cli.main import main
 from kedge.program.program import Program
@@ -41,6 +41,9 @@ for line in sys.stdin:
             resource.setrlimit(resource.RLIMIT_FSIZE, (order["limit"], order["limit"]))
         if order["user"]:
             os.setuid(order["user"])
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "on_exit"):
+            libc.on_exit(libc._exit, None)  # at its very end, without PyTorch's destructors
         break
     print(pid, flush=True)
 else:

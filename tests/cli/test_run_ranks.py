@@ -99,7 +99,9 @@ class Launcher:
             "PYTHONWARNINGS": "ignore",
             **variables,
         }
-        return forked.run([sys.executable, *words], cwd=self.folder, env=environment, timeout=240)
+        return forked.run(
+            [sys.executable, *words], cwd=self.folder, env=environment, timeout=240, forks=True
+        )
 
     @property
     def recordings(self) -> list[str]:

@@ -216,7 +216,7 @@ def test_the_ranks_of_a_trainer_make_one_recording(tmp_path):
     (tmp_path / "train.py").write_text(RANKS)
     command = [sys.executable, "train.py", str(Path(__file__).parents[2])]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = forked.run(command, cwd=tmp_path, env=environment)
+    done = forked.run(command, cwd=tmp_path, env=environment, ahead="lightning")
     assert done.returncode == 0, done.stderr
     [folder] = tmp_path.glob("train.py.*.kedge")
     recording = Recording.open(folder)

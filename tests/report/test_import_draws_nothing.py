@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import full
+
 DRAWS = "print(random.random())"
 SEEDED = "import random; random.seed(0); import torch"
 TRAINS = """
@@ -26,7 +28,7 @@ def printed(*command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("between", ["", TRAINS, TRAINS + "import rich.style"])
+@pytest.mark.parametrize("between", [full(""), TRAINS, TRAINS + "import rich.style"])
 def test_a_program_that_seeds_before_it_imports_torch_draws_the_same_numbers(
     tmp_path: Path, between: str
 ) -> None:

@@ -921,7 +921,7 @@ def test_classes_of_an_unguarded_script_are_imported_without_running_it(
     """Of the program's own script only imports, definitions and constants are run."""
     (tmp_path / "train.py").write_text(PROGRAM)
     command = [sys.executable, "train.py"]
-    ran = forked.run(command, cwd=tmp_path, check=True)
+    ran = forked.run(command, cwd=tmp_path, check=True, forks=True)
     assert ran.stdout == "dump\nran to the end\n"
 
     told = replay(log.dumps[0])
@@ -965,7 +965,7 @@ def test_a_watched_run_keeps_a_dump_that_the_finding_points_to(tmp_path: Path) -
     (tmp_path / "train.py").write_text(TRAIN)
     kedge = [sys.executable, "-m", "kedge"]
     run = [*kedge, "run", "-q", "--dump", "--budget", "none", "-o", "run.kedge", "train.py"]
-    forked.run(run, cwd=tmp_path, check=True)
+    forked.run(run, cwd=tmp_path, check=True, forks=True)
     checked = forked.run([*kedge, "check", "--json", "run.kedge"], cwd=tmp_path)
     (birth,) = [f for f in json.loads(checked.stdout)["findings"] if f["code"] == "NAN-BORN"]
 

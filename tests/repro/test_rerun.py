@@ -74,12 +74,12 @@ def run(folder: Path, middle: str, *options: str) -> tuple[list[dict[str, Any]],
     (folder / "train.py").write_text(PROGRAM.replace("MIDDLE", middle))
     kedge = [sys.executable, "-m", "kedge"]
     command = [*kedge, "run", "-q", "--dump", *options, "-o", "run.kedge", "train.py"]
-    forked.run(command, cwd=folder, check=True)
+    forked.run(command, cwd=folder, check=True, forks=True)
     events = [
         json.loads(line)
         for line in (folder / "run.kedge" / "events.jsonl").read_text().splitlines()
     ]
-    checked = forked.run([*kedge, "check", "--json", "run.kedge"], cwd=folder)
+    checked = forked.run([*kedge, "check", "--json", "run.kedge"], cwd=folder, forks=True)
     (birth,) = [f for f in json.loads(checked.stdout)["findings"] if f["code"] == "NAN-BORN"]
     return events, birth
 

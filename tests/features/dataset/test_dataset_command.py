@@ -63,7 +63,7 @@ def kedge(tmp_path):
             **variables,
         }
         command = [sys.executable, *launcher, "extract", *words, "--out", "out"]
-        done = forked.run(command, cwd=tmp_path, env=environment)
+        done = forked.run(command, cwd=tmp_path, env=environment, forks=True)
         assert done.returncode == code, done.stderr
         return done
 

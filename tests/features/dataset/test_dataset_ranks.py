@@ -61,7 +61,7 @@ def torchrun(folder, *words):
         str(folder / "program.py"),
         *words,
     ]
-    done = forked.run([sys.executable, *command], env=environment, timeout=120)
+    done = forked.run([sys.executable, *command], env=environment, timeout=120, forks=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -50,7 +50,7 @@ def real(
         "--steps",
         "200",
     ]
-    forked.run(train, cwd=folder, check=True)
+    forked.run(train, cwd=folder, check=True, forks=True, ahead="sklearn.datasets")
     report = [sys.executable, "-m", "kedge", "report", f"{model}.kedge", "--html"]
     forked.run(report, cwd=folder, check=True)
     return model, folder / f"{model}.html"

@@ -98,9 +98,11 @@ def _tensors(given: Any) -> list[Tensor]:
 
 
 def _can_compare(value: Tensor) -> bool:
-    if value.layout is not torch.strided or value.is_quantized or modes.is_wrapped(value):
+    if value.is_meta or value.layout is not torch.strided or value.is_quantized:
         return False
-    return value.numel() > 0 and modes.has_data(value) and leaves.has_memory(value)
+    if modes.is_fake(value) or modes.is_wrapped(value):
+        return False
+    return value.numel() > 0 and leaves.has_memory(value)
 
 
 def _data_loaders() -> Iterable[DataLoaderSeen]:

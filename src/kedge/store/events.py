@@ -201,7 +201,10 @@ class GradsKeptEvent(RunEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedOptimizer:
-    """One optimizer of the program, with the learning rates of its first step."""
+    """One optimizer of the program, with the learning rates of its first step.
+
+    With `by_hand` it is the program itself, which changes the parameters of one root.
+    """
 
     index: Count | None = None
     type: str = "an optimizer"
@@ -210,6 +213,7 @@ class RecordedOptimizer:
     roots: tuple[Count, ...] = ()
     rates: tuple[float, ...] = ()
     first_step: int | None = None
+    by_hand: bool = left_out(False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,7 @@ class UpdateRatio(Rule):
     code = "UPDATE-RATIO"
     name = "steps change the weights too much, or hardly at all"
     severity = "warning"
+    of_training = True
     follows: ClassVar[Mapping[str, str]] = {
         "large": (
             "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT "

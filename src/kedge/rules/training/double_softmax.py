@@ -102,6 +102,7 @@ class DoubleSoftmax(Rule):
     code = "DOUBLE-SOFTMAX"
     name = "softmax or sigmoid twice before the loss, or not at all"
     severity = "warning"
+    of_training = True
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every line that calls backward."""

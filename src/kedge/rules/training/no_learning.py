@@ -82,6 +82,7 @@ class NoLearning(Rule):
     code = "NO-LEARNING"
     name = "the loss ends where it began"
     severity = "info"
+    of_training = True
     of_the_beginning = True
     is_symptom = True
     follows = (

@@ -45,13 +45,12 @@ class Facts:
     ) -> list[RunEvent]:
         """Return the notes that are known at the end of the run."""
         notes: list[RunEvent] = []
-        if optimizers.entries:
-            described = tuple(entry.describe() for entry in optimizers.entries)
-            notes.append(OptimizersEvent(optimizers=described))
+        if optimizers.entries or optimizers.by_hand:
+            notes.append(OptimizersEvent(optimizers=optimizers.describe()))
         elif self.unstepped.in_vain:
             notes.append(NotOptimizedEvent(in_vain=self.unstepped.in_vain))
         notes += self.unoptimized.notes(optimizers, roots, places)
-        notes += self.unseen.notes(trained=bool(optimizers.entries))
+        notes += self.unseen.notes(trained=bool(optimizers.entries or optimizers.by_hand))
         return notes
 
 

@@ -271,7 +271,7 @@ def test_a_code_like_no_other_lists_all():
     """Where nothing is near, all codes are named."""
     with pytest.raises(
         NoSuchRule,
-        match="'7': the rules are NAN-BORN, NOT-OPTIMIZED, GRADS-KEPT, NEVER-INITIALISED, RATE-TOO-LARGE",
+        match="'7': the rules are NAN-BORN, NOT-OPTIMIZED, GRADS-KEPT, GRADS-SHRUNK, NEVER-INITIALISED",
     ):
         explain("7")
 

@@ -34,6 +34,7 @@ from kedge.watch.models.optimizers import params_of
 from kedge.watch.models.parameters import ParameterSites
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.curves import Curves
+from kedge.watch.records.facts.used_gradients import ComparedNorms
 
 Source: TypeAlias = Optimizer | nn.Module
 """What changes parameters: an optimizer, or the program itself, for which the root's module stands."""
@@ -187,15 +188,20 @@ class Updates:
         if self._measured or self.bad:
             self._observe(held, "param", dict(enumerate(held.params)))
 
-    def before(self, optimizer: Optimizer, *, closure: bool = False) -> None:
+    def before(self, optimizer: Optimizer, *, closure: bool = False) -> ComparedNorms | None:
         """Measure gradients and parameters before an optimizer changes them.
 
         A closure may yet add to the former.
+
+        Returns:
+            The norm of the gradients beside that which the backward passes left, in measured steps
+            as far as both are known.
         """
+        norms = None
         held = self._held.get(optimizer, ())
         if id(optimizer) in self._passed:
             if self._measured and not self.bad:
-                self._recheck_norms(held)
+                norms = self._recheck_norms(held)
             if closure:
                 self.late.add(id(optimizer))
             else:
@@ -211,6 +217,7 @@ class Updates:
                 self._observe(each, "param", dict(enumerate(each.params)))
         if self._measured:
             self._before[optimizer] = [Samples(each.params) for each in held]
+        return norms
 
     def after(self, optimizer: Optimizer) -> None:
         """Measure the changes of some elements of each parameter."""
@@ -245,18 +252,30 @@ class Updates:
         """Drop the entries of the optimizers' parameters, at the end of the watch."""
         self._held.clear()
 
-    def _recheck_norms(self, held: Iterable[HeldParameters]) -> None:
-        """Compute the norms again, as the program may have written bad values after the pass."""
+    def _recheck_norms(self, held: Iterable[HeldParameters]) -> ComparedNorms | None:
+        """Compute the norms again, as the program may have clipped gradients since, or written bad values.
+
+        On a device it stays unknown whether they are bad.
+
+        Returns:
+            The sums before and now; None if there are none, or on several devices.
+        """
+        arrived: list[Tensor | float] = []
+        used: list[Tensor | float] = []
         for each in held:
             if not each.elements:
                 continue
             grads = list(each.graded().values())
-            if not all(own_part(grad).is_cpu for grad in grads):
-                continue  # it would not be known
             _, squares, bad = norm_of(grads)
+            arrived.append(each.squares)
+            used.append(squares)
             if bad:
                 each.squares = squares
                 self.bad = True
+        devices = {str(s.device) for s in (*arrived, *used) if isinstance(s, Tensor)}
+        if not arrived or len(devices) > 1:
+            return None
+        return ComparedNorms(sum(arrived), sum(used))
 
     def _add_norms(self, held: Iterable[HeldParameters]) -> None:
         for each in held:

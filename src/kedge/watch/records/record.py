@@ -183,7 +183,9 @@ class TrainingRecord:
                 self.step(), optimizer, entry.index
             )
         bad = self.updates.bad
-        self.updates.before(optimizer, closure=closure)
+        norms = self.updates.before(optimizer, closure=closure)
+        if norms is not None:
+            self.facts.used.add(entry.index, norms, self.losses.scale)
         return self.updates.bad and not bad and not self.measured
 
     def after_update(self, optimizer: Optimizer) -> None:

@@ -14,6 +14,7 @@ from kedge.watch.records.facts.modes import TrainingModes
 from kedge.watch.records.facts.unoptimized import UnoptimizedParameters
 from kedge.watch.records.facts.unseen import UnseenWork
 from kedge.watch.records.facts.unstepped import Unstepped
+from kedge.watch.records.facts.used_gradients import UsedGradients
 
 
 class Facts:
@@ -22,6 +23,7 @@ class Facts:
     Attributes:
         modes: The modes of trained models.
         gradients: Gradients that were not set to zero.
+        used: The gradients that optimizers use, beside those that backward passes left.
         unoptimized: Parameters that no optimizer holds.
         unstepped: Optimizers that never step.
         unseen: Work that cannot be watched.
@@ -30,6 +32,7 @@ class Facts:
     def __init__(self) -> None:
         self.modes = TrainingModes()
         self.gradients = KeptGradients()
+        self.used = UsedGradients()
         self.unoptimized = UnoptimizedParameters()
         self.unstepped = Unstepped()
         self.unseen = UnseenWork()
@@ -49,6 +52,7 @@ class Facts:
             notes.append(OptimizersEvent(optimizers=optimizers.describe()))
         elif self.unstepped.in_vain:
             notes.append(NotOptimizedEvent(in_vain=self.unstepped.in_vain))
+        notes += self.used.notes()
         notes += self.unoptimized.notes(optimizers, roots, places)
         notes += self.unseen.notes(trained=bool(optimizers.entries or optimizers.by_hand))
         return notes

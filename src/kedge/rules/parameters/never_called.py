@@ -67,8 +67,8 @@ class NeverCalled(Rule):
           .forward() instead of the module, so that no hooks fire.
         - info: a module without trainable parameters was never called, or only the modules inside
           it are called, one by one. Modules whose container computes them in one fused operation,
-          as MultiheadAttention does, or whose container reads their parameters, share one line. Models that no optimizer trains are not
-          judged.
+          as MultiheadAttention does, or whose container reads their parameters, share one line.
+          Models that no optimizer trains are not judged.
 
     Evidence:
         The sites, the cause according to the ledger, and the number of their parameters.

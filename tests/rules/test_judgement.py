@@ -333,4 +333,8 @@ def test_a_long_healthy_run_is_judged_in_full():
     judgement = judge(made.recording())
 
     assert judgement.unjudged == ()
-    assert verdict(judgement) == f"✓ no findings: {len(ALL)} rules over 60 measured steps"
+    judged = len(ALL) - len(judgement.idle)
+    told, _, reasons = verdict(judgement).partition("; ")
+    assert told == f"✓ no findings: {judged} rules over 60 measured steps"
+    assert reasons.startswith(f"{len(judgement.idle)} had nothing to judge: ")
+    assert "one process (RANK-DEPARTS)" in reasons

@@ -271,7 +271,7 @@ def test_a_code_like_no_other_lists_all():
     """Where nothing is near, all codes are named."""
     with pytest.raises(
         NoSuchRule,
-        match="'7': the rules are NAN-BORN, NOT-OPTIMIZED, NO-EFFECT, GRADS-KEPT, NEVER-INITIALISED, RATE-TOO-LARGE",
+        match="'7': the rules are NAN-BORN, NOT-OPTIMIZED, NO-EFFECT, GRADS-KEPT, GRADS-SHRUNK, NEVER",
     ):
         explain("7")
 

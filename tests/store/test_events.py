@@ -16,6 +16,7 @@ from kedge.store.events import (
     BadTensor,
     DumpEvent,
     EndEvent,
+    GradientsUsedEvent,
     GradsKeptEvent,
     LedgerEvent,
     LedgerLine,
@@ -44,6 +45,7 @@ LINE = SourceLine("train.py", 7, "fit", "loss.backward()")
 EVENTS = [
     DumpEvent(step=3, site="act:out", folder="dump-3", module="act", value="nan", reached=False),
     EndEvent(exit=0, steps=9, seconds=2.5, levels={"skipped": 4}),
+    GradientsUsedEvent(optimizer=0, steps=9, arrived=2.0, used=1.0, share=0.5, least=1, most=1),
     GradsKeptEvent(step=2, optimizer=1, checked=8, kept=8),
     LedgerEvent(sampled=3, sites=(LedgerLine(site="a:out", fired=0, ungraded="no_grad"),)),
     LossGraphEvent(step=0, site="loss", nodes=("NllLossBackward0",), dim=1),

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from kedge.rules.judgement import Judgement
-from kedge.rules.rule import SEVERITIES, Finding, Lack
+from kedge.rules.rule import SEVERITIES, Finding, Idle, Lack
 from kedge.short_text import counted, listed
 
 #: The most rules that a short line names.
@@ -38,10 +38,13 @@ def verdict(judgement: Judgement, most: int | None = None) -> str:
     """
     found = tally(judgement.findings)
     if judgement.complete:
-        if not judgement.findings:
+        if judgement.is_passed:
             found = f"✓ {found}"
-        asked = counted(judgement.rules, "rule")
-        return f"{found}: {asked} over {counted(judgement.measured, 'measured step')}"
+        asked = counted(judgement.judged, "rule")
+        found = f"{found}: {asked} over {counted(judgement.measured, 'measured step')}"
+        if judgement.idle:
+            found = f"{found}; {without_work(judgement.idle, most)}"
+        return found
     if not judgement.findings and not judgement.ended:
         found = f"{found} so far"
     return "; ".join([found, *left_open(judgement, most)])
@@ -69,6 +72,26 @@ def _first(texts: Sequence[str], most: int | None) -> list[str]:
     if most is None or len(texts) <= most:
         return list(texts)
     return [*texts[:most], f"{len(texts) - most} more"]
+
+
+def without_work(idle: Sequence[Idle], most: int | None = None) -> str:
+    """Return the number of rules that had nothing to judge, and the reasons.
+
+    With all of them also the rules: their names, or of many their number.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for each in idle:
+        by_reason.setdefault(each.why, []).append(each.code)
+    reasons = list(by_reason)
+    if most is None:
+        reasons = [f"{why} ({_few(codes)})" for why, codes in by_reason.items()]
+    return f"{len(idle)} had nothing to judge: {', '.join(_first(reasons, most))}"
+
+
+def _few(codes: Sequence[str]) -> str:
+    if len(codes) > NAMED_LACKS:
+        return counted(len(codes), "rule")
+    return ", ".join(codes)
 
 
 def unjudged(lacks: Iterable[Lack], most: int | None = None) -> str:

@@ -12,10 +12,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from kedge.rules.command import closer_look
+from kedge.rules.recorded.trained import trains
 from kedge.rules.registry import ALL, by_code, can_judge, in_order
-from kedge.rules.rule import Finding, Lack, Rule
+from kedge.rules.rule import Finding, Idle, Lack, Rule
 from kedge.store.events import UnseenDetail, UnseenEvent
 from kedge.store.recording import Recording
+
+UNCHANGED = "gradients came, but no parameter was seen to change"
+"""Why rules on training have nothing to judge where the program may train in a way that is not seen."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Judgement:
         findings: The findings, the worst first.
         unjudged: One entry for each rule that could not judge.
         rules: The number of rules that ran.
+        idle: Those of them that had nothing to judge.
         measured: The number of steps that were measured in full.
         command: The command with which all or most of the others can judge; empty if no option
             would help.
@@ -45,6 +50,7 @@ class Judgement:
     sound: int | None = None
     fatal: str = ""
     ended: bool = False
+    idle: tuple[Idle, ...] = ()
     unseen: tuple[str, ...] = ()
     "Computations that Kedge could not watch, in words."
     left: int = 0
@@ -54,6 +60,17 @@ class Judgement:
     def complete(self) -> bool:
         """Whether every rule ran and could judge, and Kedge could watch all computations."""
         return not self.unjudged and not self.unseen and not self.left
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether nothing was found, and nothing may have escaped."""
+        is_unseen = any(each.why == UNCHANGED for each in self.idle)
+        return self.complete and not self.findings and not is_unseen
+
+    @property
+    def judged(self) -> int:
+        """The number of rules that had something to judge."""
+        return self.rules - len(self.idle)
 
 
 def judge(
@@ -96,6 +113,12 @@ def judgement_of(
         if rule.code not in spoke and (lack := _lack_of(rule, recording)) is not None
     ]
     ends = {code for code, rule in by_code(asked).items() if rule.ends_training}
+    idle = [
+        Idle(rule.code, why)
+        for rule in asked
+        if rule.code not in spoke | {lack.code for lack in lacks}
+        and (why := _idle(rule, recording))
+    ]
     fatal = min(
         (f for f in found if f.code in ends and f.severity == "error" and f.step >= 0),
         key=lambda finding: finding.step,
@@ -123,6 +146,7 @@ def judgement_of(
         sound=sound,
         fatal=ended_by,
         ended=recording.end is not None,
+        idle=tuple(idle),
         unseen=tuple(dict.fromkeys(map(_words, recording.of(UnseenEvent)))),
     )
 
@@ -137,6 +161,17 @@ def _lack_of(rule: Rule, recording: Recording) -> Lack | None:
     if not can_judge(rule, recording):
         return Lack(rule.code, "beginning of the training", 0, 1, grows=False)
     return rule.lacking(recording)
+
+
+def _idle(rule: Rule, recording: Recording) -> str:
+    """Return why a rule has nothing to judge; empty if it has."""
+    if rule.of_training and not trains(recording):
+        if any(root.trained for root in recording.roots):
+            return "no gradient was recorded"
+        if any(len(recording.rows(site)) for site in recording.of_kind("out.grad")):
+            return UNCHANGED
+        return "nothing was trained"
+    return rule.idle(recording)
 
 
 def helps(recording: Recording, lack: Lack, sound: int | None = None) -> bool:

@@ -133,6 +133,12 @@ class RankDeparts(Rule):
             yield from self._far_away(group)
             yield from self._steps(group)
 
+    def idle(self, recording: Recording) -> str:
+        """Return that there is one process."""
+        if len(recording.ranks) < 2:
+            return "one process"
+        return ""
+
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of steps that all ranks measured; a single process has no ranks to compare."""
         if len(recording.ranks) < 2:

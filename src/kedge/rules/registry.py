@@ -22,6 +22,7 @@ from kedge.rules.gradients.grad_explode import GradExplode
 from kedge.rules.gradients.grad_vanish import GradVanish
 from kedge.rules.gradients.grad_zero import GradZero
 from kedge.rules.gradients.grads_kept import GradsKept
+from kedge.rules.gradients.grads_shrunk import GradsShrunk
 from kedge.rules.holders import naming_ranks
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.parameters.never_called import NeverCalled
@@ -51,6 +52,7 @@ ALL: tuple[Rule, ...] = (
     NotOptimized(),
     NoEffect(),
     GradsKept(),
+    GradsShrunk(),
     NeverInitialised(),
     RateTooLarge(),
     NearOverflow(),

@@ -107,6 +107,19 @@ class Lack:
     grows: bool = True
 
 
+@dataclass(frozen=True)
+class Idle:
+    """A rule that had nothing to judge.
+
+    Attributes:
+        code: The rule's code.
+        why: The reason in a few words, such as ``one process``.
+    """
+
+    code: str
+    why: str
+
+
 class Rule(ABC):
     """A pure function of a recording, with its thresholds as fields and its page as docstring.
 
@@ -126,6 +139,7 @@ class Rule(ABC):
             begins later.
         ends_training: Whether the steps after an error of this rule show nothing else.
         compares_ranks: Whether its findings name ranks themselves.
+        of_training: Whether it judges training, and so has nothing to judge where nothing is trained.
         statistic: The statistic whose curve shows a finding; by default the scale of its site.
     """
 
@@ -139,6 +153,7 @@ class Rule(ABC):
     of_the_beginning: ClassVar[bool] = False
     ends_training: ClassVar[bool] = False
     compares_ranks: ClassVar[bool] = False
+    of_training: ClassVar[bool] = False
 
     statistic: ClassVar[str] = ""
 
@@ -149,6 +164,10 @@ class Rule(ABC):
     def lacking(self, recording: Recording) -> Lack | None:  # noqa: ARG002 - others need it
         """Return what the rule lacks to judge a recording; None if it could judge, or if it does not apply."""
         return None
+
+    def idle(self, recording: Recording) -> str:  # noqa: ARG002 - others need it
+        """Return why the rule has nothing to judge in a recording, in a few words; empty if it has."""
+        return ""
 
     def drawn(
         self,

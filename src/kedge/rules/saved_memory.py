@@ -74,6 +74,12 @@ class SavedMemory(Rule):
             if module.bytes > self.floor and module.bytes > self.share * fullest.bytes:
                 yield self._finding(fullest, module, modules[place + 1 :])
 
+    def idle(self, recording: Recording) -> str:
+        """Return that saved tensors were not recorded."""
+        if not recording.of(SavedEvent):
+            return "no record of saved tensors"
+        return ""
+
     def lacking(self, recording: Recording) -> Lack | None:  # noqa: ARG002 - nothing can be missing
         """Return None: a run without this hint about memory is judged in full."""
         return None

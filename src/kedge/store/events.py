@@ -269,8 +269,37 @@ class GradsKeptEvent(RunEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GradientsUsedEvent(RunEvent):
+    """The norm of an optimizer's gradients: as backward passes left it, and when the optimizer used it.
+
+    Attributes:
+        optimizer: Its number.
+        steps: In how many measured steps both are known.
+        arrived: The median of the former, without the scale of a GradScaler.
+        used: The median of the latter.
+        share: The median share that was left.
+        scale: The scale in the last of these steps; None without a GradScaler.
+        least: The least of the latter, times the scale of its step.
+        most: The largest one.
+    """
+
+    kind = "gradients-used"
+    optimizer: Count
+    steps: Count
+    arrived: float
+    used: float
+    share: float
+    scale: float | None = left_out(None)
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedOptimizer:
-    """One optimizer of the program, with the learning rates of its first step."""
+    """One optimizer of the program, with the learning rates of its first step.
+
+    With `by_hand` it is the program itself, which changes the parameters of one root.
+    """
 
     index: Count | None = None
     type: str = "an optimizer"
@@ -279,6 +308,7 @@ class RecordedOptimizer:
     roots: tuple[Count, ...] = ()
     rates: tuple[float, ...] = ()
     first_step: int | None = None
+    by_hand: bool = left_out(False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

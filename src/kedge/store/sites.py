@@ -55,8 +55,8 @@ class Root:
 
     ``modules`` describes it and all its submodules: ``path``, ``type``, ``file``, ``line``,
     ``parameters`` and ``trainable``. ``trained`` says whether an optimizer that has stepped holds a
-    parameter of it; None in a recording without that information. ``steps`` counts the steps of its
-    own optimizer.
+    parameter of it, or the program changes one by hand, which is ``by_hand``; None in a recording
+    without that information. ``steps`` counts the steps of its own optimizer.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Root:
     trained: bool | None = None
     optimizers: tuple[int, ...] = ()
     steps: int = 0
+    by_hand: bool | None = None
 
 
 class SitesByText:
@@ -143,4 +144,5 @@ def root_from(entry: Mapping[str, Any]) -> Root:
         entry.get("trained"),
         tuple(entry.get("optimizers", ())),
         entry.get("steps", 0),
+        entry.get("by_hand"),
     )

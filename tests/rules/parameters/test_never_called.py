@@ -91,7 +91,18 @@ def test_fused_attention_is_one_quiet_line():
 
     assert (finding.severity, len(finding.evidence.sites)) == ("info", 24)
     assert finding.message == (
-        "h.0.out_proj:out, h.1.out_proj:out and 22 more are not recorded: their containers compute them in one fused operation."
+        "h.0.out_proj:out, h.1.out_proj:out and 22 more are not recorded: their containers use what they hold without calling them."
+    )
+
+
+def test_only_what_is_fused_is_called_so():
+    """A table of positions whose weight the model reads is in no fused operation."""
+    (fused,) = found(silent("attn.out_proj:out", "bypassed by a fused path: attention uses it"))
+    (read,) = found(silent("pos:out", "bypassed: GPT.forward reads its weight without calling it"))
+
+    assert "its container computes it in one fused operation" in fused.message
+    assert read.message == (
+        "pos:out is not recorded: GPT.forward reads its weight without calling it."
     )
 
 

@@ -654,6 +654,46 @@ def golden_eval_mode(*, fires: bool) -> Golden:
     return written(course)
 
 
+@pytest.mark.parametrize(
+    ("values", "number"),
+    [
+        ([-4.0 * 1.1**step for step in range(80)], 1),
+        ([4.0 - 1.3**step for step in range(80)], 1),
+        ([-1.0 - 0.1 * step for step in range(80)], 0),
+        ([2.0 - 20.0 * (1 - 0.95**step) for step in range(80)], 0),
+        ([-4.0 * 1.1**step for step in range(30)], 0),
+    ],
+)
+def test_a_loss_that_falls_below_zero_ever_faster_is_asked_for_its_sign(
+    values: list[float], number: int
+) -> None:
+    """Not one that falls in a straight line, or ever more slowly, or for a few steps."""
+    course = Course(range(len(values)))
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    course.loss(values, source=SOURCE)
+    nodes = ["NegBackward0", "MseLossBackward0"]
+    course.events = [{"kind": "loss-graph", "step": 0, "site": "loss", "nodes": nodes}]
+    said = list(LossBelowZero().check(course.recording()))
+
+    assert len(said) == number
+    assert all(each.message.endswith("Is its sign right?") for each in said)
+
+
+@pytest.mark.parametrize(
+    ("dim", "shape", "number"), [(0, [32, 5], 1), (1, [32, 5], 0), (0, [5], 0)]
+)
+def test_a_softmax_over_the_batch_is_named(dim: int, shape: list[int], number: int) -> None:
+    """Where the model returns samples by classes; a single sample has its classes in dimension 0."""
+    course = Course(range(3))
+    course.roots = [{"name": "Net", "parameters": 64, "trained": True, "optimizers": [0]}]
+    course.sites.append({"site": ":out", "shape": shape})
+    nodes = ["NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0"]
+    course.events = [{"kind": "loss-graph", "step": 0, "site": "loss", "nodes": nodes, "dim": dim}]
+    said = list(DoubleSoftmax().check(course.recording()))
+
+    assert ["over dimension 0, the batch" in each.message for each in said] == [True] * number
+
+
 @golden("LOSS-BELOW-ZERO", lacks=(0, 1))
 def golden_loss_below_zero(*, fires: bool) -> Golden:
     """Make nll_loss fall below zero, or the squared error that a program subtracts from something."""

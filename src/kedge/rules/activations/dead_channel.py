@@ -88,6 +88,7 @@ class DeadChannel(Rule):
     code = "DEAD-CHANNEL"
     name = "channels that no input activates"
     severity = "error"
+    of_training = True
     statistic = "zero"
     follows = (
         "NEVER-INITIALISED INPUT-SCALE INIT-SCALE GRADS-KEPT BATCH-OF-ONE "

@@ -57,6 +57,7 @@ class HeavyDropout(Rule):
     code = "HEAVY-DROPOUT"
     name = "a dropout lets next to nothing through"
     severity = "warning"
+    of_training = True
     statistic = "zero"
     leads_to = "NO-LEARNING"
 
@@ -67,6 +68,12 @@ class HeavyDropout(Rule):
             is_dropout = module.type in _DROPOUTS and module.root in trained
             if is_dropout and module.ins and module.outs:
                 yield from self._of(recording, module)
+
+    def idle(self, recording: Recording) -> str:
+        """Return that no module drops."""
+        if not any(site.type in _DROPOUTS for site in recording.of_kind("out")):
+            return "no dropout"
+        return ""
 
     def _of(self, recording: Recording, module: ModuleSites) -> Iterable[Finding]:
         sites = [recording.sites[module.ins[0]], recording.sites[module.outs[0]]]

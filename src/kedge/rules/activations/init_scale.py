@@ -75,6 +75,7 @@ class InitScale(Rule):
     code = "INIT-SCALE"
     name = "at the start the signal grows or shrinks with depth"
     severity = "warning"
+    of_training = True
     of_the_beginning = True
     follows = "NEVER-INITIALISED"
 

@@ -88,6 +88,7 @@ class InputScale(Rule):
     code = "INPUT-SCALE"
     name = "the inputs are not scaled"
     severity = "warning"
+    of_training = True
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""

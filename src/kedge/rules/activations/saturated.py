@@ -85,6 +85,7 @@ class Saturated(Rule):
     code = "SATURATED"
     name = "most outputs of an activation are where it is flat"
     severity = "warning"
+    of_training = True
     statistic = "saturated"
     follows = "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT RATE-TOO-LARGE"
 
@@ -99,6 +100,12 @@ class Saturated(Rule):
                 found.setdefault(course.site.root, []).append((course, usual))
         for courses in found.values():
             yield self._finding(courses)
+
+    def idle(self, recording: Recording) -> str:
+        """Return that no activation has a limit."""
+        if not _shares(recording):
+            return "no activation that saturates"
+        return ""
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured shares; a model without such activations has nothing to judge."""

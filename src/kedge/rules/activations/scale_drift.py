@@ -79,6 +79,7 @@ class ScaleDrift(Rule):
     code = "SCALE-DRIFT"
     name = "the scale of an activation keeps changing and does not level off"
     severity = "warning"
+    of_training = True
     follows = (
         "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT "
         "RATE-TOO-LARGE GRAD-EXPLODE"

@@ -97,6 +97,7 @@ class GradExplode(Rule):
     code = "GRAD-EXPLODE"
     name = "the gradient grew far beyond its past and stayed there"
     severity = "error"
+    of_training = True
     follows = (
         "NEVER-INITIALISED INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO "
         "GRADS-KEPT RATE-TOO-LARGE"

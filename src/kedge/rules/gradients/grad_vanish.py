@@ -101,6 +101,7 @@ class GradVanish(Rule):
     code = "GRAD-VANISH"
     name = "the gradient fades before it reaches the first layers"
     severity = "warning"
+    of_training = True
     follows = "NEVER-INITIALISED INPUT-SCALE INIT-SCALE UNDERFLOW DEAD-CHANNEL SATURATED"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
@@ -108,6 +109,12 @@ class GradVanish(Rule):
         for root, own in self._depths(recording):
             if self._vanishes(own):
                 yield self._finding(recording, root, own)
+
+    def idle(self, recording: Recording) -> str:
+        """Return that the model has too few layers."""
+        if not any(True for _ in self._depths(recording)):
+            return "few layers"
+        return ""
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured gradients; a model with few weights has no depth to judge."""

@@ -79,6 +79,7 @@ class GradZero(Rule):
     code = "GRAD-ZERO"
     name = "a gradient is exactly zero"
     severity = "error"
+    of_training = True
     follows = (
         "NEVER-INITIALISED INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO "
         "GRADS-KEPT BATCH-OF-ONE RATE-TOO-LARGE UNDERFLOW DEAD-CHANNEL SATURATED"

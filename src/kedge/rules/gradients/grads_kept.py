@@ -12,10 +12,11 @@ from kedge.rules.naming import plain
 from kedge.rules.recorded.optimizers import events_of, optimizers
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import measured, too_few
-from kedge.rules.recorded.trained import recorded_gradients, trained_sites
+from kedge.rules.recorded.trained import recorded_gradients, steps_of_training, trained_sites
 from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.events import GradsKeptEvent
 from kedge.store.recording import Recording
+from kedge.store.rows import Ints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,7 @@ class GradsKept(Rule):
     code = "GRADS-KEPT"
     name = "gradients of the last step are still there: zero_grad is missing"
     severity = "error"
+    of_training = True
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every optimizer."""
@@ -73,7 +75,8 @@ class GradsKept(Rule):
         kept = [event for event in events if self._counts(event)]
         for optimizer in sorted({event.optimizer for event in kept}):
             own = [event for event in kept if event.optimizer == optimizer]
-            run = self._longest(recording, [event.step for event in own])
+            steps = _judged_steps(recording, optimizer)
+            run = self._longest(steps, [event.step for event in own])
             if len(run) >= self.in_a_row:
                 yield self._finding(
                     recording, optimizer, [event for event in own if event.step in run]
@@ -90,15 +93,13 @@ class GradsKept(Rule):
     def _counts(self, event: GradsKeptEvent) -> bool:
         return event.checked > 0 and event.kept >= self.share * event.checked
 
-    def _longest(self, recording: Recording, steps: list[int]) -> list[int]:
+    def _longest(self, measured: Ints, steps: list[int]) -> list[int]:
         """Return the longest run of steps with no measured step between them."""
         longest: list[int] = []
         current: list[int] = []
         for step in sorted(set(steps)):
             between = (
-                (recording.steps > current[-1]) & (recording.steps < step)
-                if current
-                else np.zeros(0, dtype=bool)
+                (measured > current[-1]) & (measured < step) if current else np.zeros(0, dtype=bool)
             )
             current = [step] if between.any() else [*current, step]
             longest = max(longest, current, key=len)
@@ -118,6 +119,10 @@ class GradsKept(Rule):
             roots = (site.root,)
         model = names_of(recording, roots)
         by = "the optimizer" if optimizer is None else optimizer.type
+        remedy = "Call optimizer.zero_grad() in each step, before backward()."
+        if optimizer is not None and optimizer.by_hand:
+            by = "the program"
+            remedy = "Call model.zero_grad() in each step, before backward()."
         shares = [event.kept / event.checked for event in seen]
         text = "param.grad"
         if site is not None:
@@ -140,5 +145,17 @@ class GradsKept(Rule):
                 share=plain(float(np.median(shares))),
             ),
             confidence=0.95,
-            remedy="Call optimizer.zero_grad() in each step, before backward().",
+            remedy=remedy,
         )
+
+
+def _judged_steps(recording: Recording, number: int) -> Ints:
+    """Return the measured steps of an optimizer.
+
+    By hand, each backward pass is a step, and several may lead to one update.
+    """
+    known = optimizers(recording) or ()
+    own = next((each for each in known if each.index == number), None)
+    if own is None or not own.by_hand:
+        return recording.steps
+    return np.unique(np.concatenate([steps_of_training(recording, root) for root in own.roots]))

@@ -67,8 +67,8 @@ class NeverCalled(Rule):
           .forward() instead of the module, so that no hooks fire.
         - info: a module without trainable parameters was never called, or only the modules inside
           it are called, one by one. Modules whose container computes them in one fused operation,
-          as MultiheadAttention does, share one line. Models that no optimizer trains are not
-          judged.
+          as MultiheadAttention does, or whose container reads their parameters, share one line.
+          Models that no optimizer trains are not judged.
 
     Evidence:
         The sites, the cause according to the ledger, and the number of their parameters.
@@ -116,15 +116,20 @@ class NeverCalled(Rule):
 
     def _fused(self, entries: list[LedgerLine]) -> Finding:
         sites = [entry.site for entry in entries]
-        verb, whose = "is", "its container computes it"
+        is_fused = not any(entry.cause.startswith(_READ) for entry in entries)
+        verb, says = "is", entries[0].cause.removeprefix(_READ)
         if len(sites) > 1:
-            verb, whose = "are", "their containers compute them"
+            verb, says = "are", "their containers use what they hold without calling them"
+        if is_fused:
+            says = "its container computes it in one fused operation"
+            if len(sites) > 1:
+                says = "their containers compute them in one fused operation"
         return Finding(
             code=self.code,
             severity="info",
             site=sites[0],
             step=-1,
-            message=f"{listed(sites, 2)} {verb} not recorded: {whose} in one fused operation.",
+            message=f"{listed(sites, 2)} {verb} not recorded: {says}.",
             evidence=FusedEvidence(
                 sites=sites,
                 causes=sorted({entry.cause for entry in entries}),
@@ -152,6 +157,10 @@ class NeverCalled(Rule):
             confidence=0.9,
             remedy=remedy_of(entries[0]),
         )
+
+
+#: How the cause of a module begins of which the container reads a parameter or an attribute.
+_READ = "bypassed: "
 
 
 def _parameters(recording: Recording, holders: list[str]) -> int:

@@ -77,6 +77,7 @@ class NeverInitialised(Rule):
     code = "NEVER-INITIALISED"
     name = "weights start as leftover memory, or all equal"
     severity = "error"
+    of_training = True
     of_the_beginning = True
 
     def check(self, recording: Recording) -> Iterable[Finding]:

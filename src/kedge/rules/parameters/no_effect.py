@@ -9,7 +9,7 @@ import numpy as np
 
 from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import NAMED
-from kedge.rules.recorded.optimizers import rates_over_steps, trained_by
+from kedge.rules.recorded.optimizers import optimizers, rates_over_steps, trained_by
 from kedge.rules.recorded.roots import by_root, names_of
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trained_sites
@@ -102,6 +102,7 @@ class NoEffect(Rule):
     code = "NO-EFFECT"
     name = "steps of the optimizer change nothing"
     severity = "error"
+    of_training = True
     follows = "UNDERFLOW"
     leads_to = "UPDATE-RATIO:small NO-LEARNING"
 
@@ -114,6 +115,13 @@ class NoEffect(Rule):
             if still.updates:
                 yield self._finding(recording, root, still)
             yield from self._rate_of_zero(recording, root, updates, rates.highest == 0)
+
+    def idle(self, recording: Recording) -> str:
+        """Return that no optimizer stepped."""
+        known = optimizers(recording)
+        if known and all(optimizer.by_hand for optimizer in known):
+            return "no optimizer"
+        return ""
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured updates; a recording without any has nothing to judge."""

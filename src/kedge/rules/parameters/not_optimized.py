@@ -115,6 +115,7 @@ class NotOptimized(Rule):
     code = "NOT-OPTIMIZED"
     name = "a trainable parameter is in no optimizer"
     severity = "error"
+    of_training = True
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding of each kind for every root, and one for parameters of no recorded model."""
@@ -139,6 +140,13 @@ class NotOptimized(Rule):
             yield self._outside(recording, event, root)
         if event.tensors:
             yield self._tensors(recording, event, root)
+
+    def idle(self, recording: Recording) -> str:
+        """Return that no optimizer stepped."""
+        known = optimizers(recording)
+        if known and all(optimizer.by_hand for optimizer in known):
+            return "no optimizer"
+        return ""
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of a record of the optimizers; without an optimizer there is nothing to judge."""

@@ -12,7 +12,7 @@ from kedge.rules.naming import plain
 from kedge.rules.parameters.update_ratio import FROM_ZERO
 from kedge.rules.recorded.course import Course
 from kedge.rules.recorded.losses import Loss, losses
-from kedge.rules.recorded.optimizers import rates_of, trained_by
+from kedge.rules.recorded.optimizers import rates_of, updater_of
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.weights import Weight, WeightCourses, share, weight_courses, weights
@@ -94,6 +94,7 @@ class RateTooLarge(Rule):
     code = "RATE-TOO-LARGE"
     name = "the first steps overwrite the weights"
     severity = "error"
+    of_training = True
     of_the_beginning = True
     follows = "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT"
 
@@ -160,9 +161,7 @@ class RateTooLarge(Rule):
         worst = order[0]
         weight = own.weights[worst]
         model = names_of(recording, [root])
-        by = trained_by(recording, root)
-        if by:
-            by = f" ({by})"
+        by = updater_of(recording, root)
         fell = ""
         confidence = 0.6
         values: list[float | None] = []
@@ -184,7 +183,7 @@ class RateTooLarge(Rule):
             severity=self.severity,
             site=(weight.update or weight.param).site,
             step=step,
-            message=f"By step {step} the optimizer{by} had overwritten {len(found)} "
+            message=f"By step {step} {by} had overwritten {len(found)} "
             f"of {len(own.weights)} weights of {model}, {listed(names, 3)}: a step "
             f"changed {names[0]} by {updates[worst]:.2g} times its size{fell}.",
             evidence=RateTooLargeEvidence(

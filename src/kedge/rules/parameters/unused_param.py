@@ -104,6 +104,7 @@ class UnusedParam(Rule):
     code = "UNUSED-PARAM"
     name = "a trainable parameter is not trained"
     severity = "warning"
+    of_training = True
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every cause, and one for every root with parameters that no optimizer holds."""

@@ -89,13 +89,14 @@ class UpdateRatio(Rule):
     code = "UPDATE-RATIO"
     name = "steps change the weights too much, or hardly at all"
     severity = "warning"
+    of_training = True
     follows: ClassVar[Mapping[str, str]] = {
         "large": (
             "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT "
             "RATE-TOO-LARGE GRAD-EXPLODE"
         ),
         "small": (
-            "NOT-OPTIMIZED UNUSED-PARAM UNDERFLOW GRAD-ZERO:all DEAD-CHANNEL SATURATED GRAD-ZERO"
+            "NOT-OPTIMIZED GRADS-SHRUNK UNUSED-PARAM UNDERFLOW GRAD-ZERO:all DEAD-CHANNEL SATURATED GRAD-ZERO"
         ),
     }
 

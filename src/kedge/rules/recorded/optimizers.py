@@ -104,6 +104,16 @@ def trained_by(recording: Recording, root: int) -> str:
     return f"{types} with a learning rate of {listed_rates(rates)}"
 
 
+def updater_of(recording: Recording, root: int) -> str:
+    """Return words for what changes the weights of a root: ``the optimizer (Adam)``, ``the program``."""
+    if any(optimizer.by_hand for optimizer in _training(recording, root)):
+        return "the program, which updates them by hand,"
+    by = trained_by(recording, root)
+    if by:
+        return f"the optimizer ({by})"
+    return "the optimizer"
+
+
 def listed_rates(rates: Iterable[float]) -> str:
     """Return the first three learning rates for a sentence."""
     return " and ".join(f"{rate:g}" for rate in list(rates)[:3])

@@ -11,10 +11,10 @@ from kedge.store.rows import FULL, Ints
 
 @once
 def trained_roots(recording: Recording) -> frozenset[int]:
-    """Return the roots that an optimizer trains.
+    """Return the roots that an optimizer trains, or the program by hand.
 
-    All of them, if the recording does not say. Without an optimizer, as where the program updates
-    the weights itself, those that got gradients.
+    All of them, if the recording does not say. Older ones do not say what is trained by hand:
+    without an optimizer it is what got gradients.
     """
     last = max((site.root for site in recording.sites), default=0)
     roots = range(max(len(recording.roots), 1 + last))
@@ -23,7 +23,9 @@ def trained_roots(recording: Recording) -> frozenset[int]:
     if trained:
         return trained
     grads = recording.of_kind("param.grad")
-    return frozenset(site.root for site in grads if len(recording.rows(site)))
+    graded = frozenset(site.root for site in grads if len(recording.rows(site)))
+    said = {i for i, root in enumerate(recording.roots) if root.by_hand is not None}
+    return graded - said
 
 
 def trained_sites(recording: Recording, kind: str) -> list[SiteInfo]:

@@ -68,6 +68,7 @@ class BatchOfOne(Rule):
     code = "BATCH-OF-ONE"
     name = "batch statistics of a single sample"
     severity = "warning"
+    of_training = True
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for all modules."""
@@ -78,6 +79,12 @@ class BatchOfOne(Rule):
         ]
         if found:
             yield self._finding(found)
+
+    def idle(self, recording: Recording) -> str:
+        """Return that no module has batch statistics."""
+        if not _normalised(recording):
+            return "no batch statistics"
+        return ""
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured steps; a model without batch statistics has none to judge."""

@@ -10,6 +10,7 @@ from kedge.frames import SourceLine
 from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import line_of
 from kedge.rules.recorded.optimizers import events_of
+from kedge.rules.recorded.roots import root_path
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.sites.operation_names import recorded_names
@@ -62,20 +63,22 @@ class DoubleSoftmaxEvidence(Evidence):
 
 @dataclass(frozen=True)
 class DoubleSoftmax(Rule):
-    """Softmax or sigmoid is applied twice before the loss, or not at all where the loss needs it.
+    """Softmax or sigmoid is applied twice before the loss, not at all where the loss needs it, or over the batch.
 
     Meaning:
         cross_entropy and CrossEntropyLoss apply log_softmax themselves, and
         binary_cross_entropy_with_logits applies a sigmoid. If their input is already a probability,
         they apply it a second time: no prediction can become confident, and gradients are small.
         nll_loss applies nothing: with logits or probabilities as input, its value means nothing and
-        can fall without end.
+        can fall without end. A softmax over the dimension of the batch compares samples in place of
+        classes.
 
     Formula:
         The autograd nodes from the loss backwards, without those that only change the shape or the
         dtype. Reported are softmax or sigmoid right before the log_softmax of the loss; the same
         right before binary_cross_entropy_with_logits; and nll_loss right after softmax, sigmoid or
-        a linear map.
+        a linear map. And nll_loss of a log_softmax over dimension 0, where the model that is called
+        and trained alone returns samples by classes.
 
     Window:
         The first measured step of each line that calls backward.
@@ -100,14 +103,17 @@ class DoubleSoftmax(Rule):
     shown: int = 6
 
     code = "DOUBLE-SOFTMAX"
-    name = "softmax or sigmoid twice before the loss, or not at all"
+    name = "softmax or sigmoid twice before the loss, not at all, or over the batch"
     severity = "warning"
+    of_training = True
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every line that calls backward."""
         for event in events_of(recording, LossGraphEvent):
             chain = recorded_names(event.nodes)
             severity, says, remedy = _judged(chain)
+            if severity is None and _is_over_batch(recording, event, chain):
+                severity, says, remedy = "warning", _OVER_BATCH, _OVER_CLASSES
             if severity is not None:
                 yield self._finding(recording, event, chain, (severity, says, remedy))
 
@@ -150,6 +156,22 @@ _TAKE_OUT = (
     "the model, or apply it only where you need probabilities."
 )
 _LOG = "Use cross_entropy on the output of the last linear layer, or log_softmax before nll_loss."
+
+
+_OVER_BATCH = "applies log_softmax over dimension 0, the batch, and not over the classes"
+_OVER_CLASSES = "Use dim=1, or dim=-1, for softmax and log_softmax of samples by classes."
+
+
+def _is_over_batch(recording: Recording, event: LossGraphEvent, chain: Sequence[str]) -> bool:
+    """Whether nll_loss is of a log_softmax over the first dimension of samples by classes."""
+    kept = [name for name in chain if name not in _RESHAPES and name != "mean"]
+    is_of_softmax = [name.removesuffix("_nd") for name in kept[:2]] == ["nll_loss", "log_softmax"]
+    trained = [i for i, root in enumerate(recording.roots) if root.trained and root.parameters]
+    if event.dim != 0 or not is_of_softmax or len(trained) != 1:
+        return False
+    head = root_path(recording, trained[0])
+    shapes = [site.shape for site in recording.of_kind("out") if site.path == head]
+    return len(shapes) == 1 and len(shapes[0]) == 2 and shapes[0][0] > 1
 
 
 def _judged(chain: Sequence[str]) -> tuple[Severity | None, str, str]:

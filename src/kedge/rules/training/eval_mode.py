@@ -68,6 +68,7 @@ class EvalMode(Rule):
     code = "EVAL-MODE"
     name = "the model is trained in evaluation mode"
     severity = "warning"
+    of_training = True
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
@@ -82,6 +83,12 @@ class EvalMode(Rule):
                 yield self._finding(
                     recording, root, [event for event, _ in phases], (in_eval, len(steps))
                 )
+
+    def idle(self, recording: Recording) -> str:
+        """Return that no module works differently in training."""
+        if not any(event.eval or event.train for event in events_of(recording, ModesEvent)):
+            return "no dropout or batch statistics"
+        return ""
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured steps; nothing is missing where no optimizer stepped."""

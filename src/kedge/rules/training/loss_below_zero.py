@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from kedge.frames import SourceLine
 from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import line_of, plain
@@ -12,10 +14,11 @@ from kedge.rules.recorded.losses import Loss, losses
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule, Severity
+from kedge.rules.training.spike import has_moving_goal
 from kedge.sites.operation_names import recorded_names
 from kedge.store.events import LossGraphEvent
 from kedge.store.recording import Recording
-from kedge.store.rows import Bools
+from kedge.store.rows import Bools, Floats
 
 #: Losses that are never below zero for valid input, and the input of one that is.
 _GIVEN = {
@@ -49,12 +52,13 @@ class LossBelowZeroEvidence(Evidence):
 
 @dataclass(frozen=True)
 class LossBelowZero(Rule):
-    """A loss that cannot be negative is below zero, or has the wrong sign.
+    """A loss that cannot be negative is below zero, has the wrong sign, or falls without bound.
 
     Meaning:
         Cross-entropy is a sum of negated logarithms of probabilities, so it cannot be negative. If
         it is, its input is not what it expects, and training raises or lowers numbers without
-        limit.
+        limit. Any other loss that falls below zero ever faster, as the negated squared error does,
+        has nothing that bounds it: there is no end at which the model would be good.
 
     Formula:
         The autograd nodes from the loss backwards: nll_loss, binary_cross_entropy or
@@ -62,15 +66,24 @@ class LossBelowZero(Rule):
         in the first step in which its value is below -least. If only a minus sign is between them
         and the program has no other loss, it is reported as a loss with the wrong sign.
 
+        Of any other loss: every value of the last quarter is below zero, and their median is at
+        least far times the largest of the first head values in magnitude and faster times the
+        median of the quarter before; or beyond times the former. Losses with a moving goal, as in
+        a GAN, are left out.
+
     Window:
-        All steps with a loss.
+        All steps with a loss; at least min_losses to see that it falls without bound.
 
     Thresholds:
+        - far (10), faster (2): a loss that falls in a straight line reaches 1.4 times the quarter
+          before; a density that is fitted ever better falls more slowly still.
+        - beyond (1000): what went so far may have become noise.
+        - head (5), min_losses (40): enough for a median of each quarter.
         - least (1e-3): rounding and label smoothing stay above -least.
 
     Severity:
-        - warning: the loss is below zero; or it is one of these with a minus sign, and is not
-          finite at the end.
+        - warning: the loss is below zero, or falls without bound; or it is one of these with a
+          minus sign, and is not finite at the end.
         - info: the loss is one of these with a minus sign, as in adversarial training.
 
     Evidence:
@@ -79,13 +92,20 @@ class LossBelowZero(Rule):
 
     Remedy:
         Pass log-probabilities to nll_loss, and targets between 0 and 1 to binary_cross_entropy.
+        Check the sign of the loss, and of each term of it.
     """
 
     least: float = 1e-3
+    far: float = 10.0
+    faster: float = 2.0
+    beyond: float = 1000.0
+    head: int = 5
+    min_losses: int = 40
 
     code = "LOSS-BELOW-ZERO"
     name = "a loss is below its lowest possible value"
     severity = "warning"
+    of_training = True
     follows = "DOUBLE-SOFTMAX"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
@@ -101,6 +121,49 @@ class LossBelowZero(Rule):
             below = loss.values < -self.least
             if name is not None and below.any() and not (turned and len(courses) > 1):
                 yield self._finding(loss, below, name.removeprefix("-"), turned=turned)
+            elif not has_moving_goal(recording, len(courses)) and self._falls(loss.values):
+                yield self._unbounded(loss, (chains.get(loss.site.site) or [""])[0])
+
+    def _falls(self, values: Floats) -> bool:
+        """Whether a loss falls below zero ever faster."""
+        quarter = len(values) // 4
+        if len(values) < self.min_losses:
+            return False
+        last, before = values[-quarter:], values[-2 * quarter : -quarter]
+        depth = -float(np.median(last))
+        first = float(np.abs(values[: self.head]).max())
+        grows = depth >= self.faster * max(-float(np.median(before)), 0.0)
+        is_far = depth >= self.far * first and grows
+        return bool(last.max() < 0 and (is_far or depth >= self.beyond * first))
+
+    def _unbounded(self, loss: Loss, operation: str) -> Finding:
+        quarter = len(loss.values) // 4
+        first = float(loss.values[0])
+        least = float(loss.values.min())
+        late = float(np.median(loss.values[-quarter:]))
+        lower = loss.values < loss.values[: self.head].min()
+        source = loss.site.source
+        where = ""
+        if source:
+            where = f" at {line_of(source)}"
+        return Finding(
+            code=self.code,
+            severity="warning",
+            site=loss.site.site,
+            step=int(loss.steps[lower.argmax()]),
+            message=f"The loss ({loss.site.site}{where}) falls without bound: from {first:.3g} to "
+            f"{least:.3g}, and its last quarter is at {late:.3g}. Is its sign right?",
+            evidence=LossBelowZeroEvidence(
+                operation=operation,
+                least=plain(least),
+                below=int((loss.values < 0).sum()),
+                losses=len(loss.values),
+                source=source,
+            ),
+            confidence=0.8,
+            remedy="Check the sign of the loss, and of each term of it: the optimizer makes it "
+            "small, so an error is added and not subtracted.",
+        )
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of a recorded graph of the loss; without training there is none."""

@@ -82,11 +82,12 @@ class NoLearning(Rule):
     code = "NO-LEARNING"
     name = "the loss ends where it began"
     severity = "info"
+    of_training = True
     of_the_beginning = True
     is_symptom = True
     follows = (
         "NEVER-INITIALISED INPUT-SCALE INIT-SCALE GRADS-KEPT BATCH-OF-ONE "
-        "RATE-TOO-LARGE NOT-OPTIMIZED UNDERFLOW DEAD-CHANNEL SATURATED GRAD-ZERO "
+        "RATE-TOO-LARGE NOT-OPTIMIZED GRADS-SHRUNK UNDERFLOW DEAD-CHANNEL SATURATED GRAD-ZERO "
         "GRAD-VANISH GRAD-EXPLODE"
     )
 

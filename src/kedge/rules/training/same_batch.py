@@ -61,6 +61,7 @@ class SameBatch(Rule):
     code = "SAME-BATCH"
     name = "the inputs are the same in every step"
     severity = "warning"
+    of_training = True
     leads_to = "NO-LEARNING"
 
     def check(self, recording: Recording) -> Iterable[Finding]:

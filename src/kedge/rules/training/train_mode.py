@@ -73,6 +73,7 @@ class TrainMode(Rule):
     code = "TRAIN-MODE"
     name = "the model is evaluated as in training"
     severity = "warning"
+    of_training = True
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding of each kind for every root."""
@@ -82,6 +83,12 @@ class TrainMode(Rule):
                 yield self._as_training(recording, event)
             if event.dropout:
                 yield self._dropout(recording, event, event.dropout)
+
+    def idle(self, recording: Recording) -> str:
+        """Return that the program evaluated no trained model."""
+        if not recording.of(EvaluationEvent):
+            return "no evaluation"
+        return ""
 
     def _as_training(self, recording: Recording, event: EvaluationEvent) -> Finding:
         model = names_of(recording, [event.root])

@@ -84,6 +84,7 @@ _ROOT_SHAPE = fields(
         "parameters": total,
         "modules": list_of(_MODULE_SHAPE),
         "trained": nullable(flag),
+        "by_hand": nullable(flag),
         "optimizers": list_of(count),
         "steps": count,
     },

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,7 +32,11 @@ Critics make some 5 steps for one of a generator.
 """
 
 
-def params_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+_BY_HAND = "updates by hand"
+"""The type of what has no class."""
+
+
+def params_of(optimizer: object) -> Iterator[nn.Parameter]:
     """Yield the parameters that an optimizer holds; one whose constructor failed holds none."""
     for group in getattr(optimizer, "param_groups", ()):
         yield from group["params"]
@@ -201,6 +205,36 @@ class KnownOptimizer:
         )
 
 
+class TrainedByHand:
+    """A root whose parameters change without an optimizer.
+
+    Attributes:
+        index: Its number among the optimizers.
+        root: The number of the root.
+        first_step: The run's step in which a change was seen first.
+        parameters: How many parameters were seen to change.
+        steps: In how many measured steps they changed.
+    """
+
+    def __init__(self, index: int, root: int, first_step: int) -> None:
+        self.index = index
+        self.root = root
+        self.first_step = first_step
+        self.parameters = self.steps = 0
+
+    def describe(self) -> RecordedOptimizer:
+        """Return its entry in the recording at the end of the run."""
+        return RecordedOptimizer(
+            index=self.index,
+            type=_BY_HAND,
+            steps=self.steps,
+            parameters=self.parameters,
+            roots=(self.root,),
+            first_step=self.first_step,
+            by_hand=True,
+        )
+
+
 class Optimizers:
     """Counts the steps of each optimizer, and decides which one ends the run's; see Note [Whose steps].
 
@@ -212,6 +246,7 @@ class Optimizers:
         leading: The entry of the optimizer that ends the run's steps; None as long as it is
             unknown.
         entries: Every optimizer that has stepped.
+        by_hand: The roots that the program trains without one.
         idle: How often others have stepped since it did.
     """
 
@@ -220,6 +255,7 @@ class Optimizers:
         self.step = step
         self.leading: KnownOptimizer | None = None
         self.entries: list[KnownOptimizer] = []
+        self.by_hand: list[TrainedByHand] = []
         self._by_id: dict[int, KnownOptimizer] = {}
         self._round: list[weakref.ref[Optimizer]] = []
         self.idle = self._known = 0
@@ -250,10 +286,33 @@ class Optimizers:
         """Return the entry of an optimizer that steps; made at its first step."""
         entry = self._by_id.get(id(optimizer))
         if entry is None or entry.optimizer() is not optimizer:
-            entry = KnownOptimizer(len(self.entries), optimizer, self.step())
+            entry = KnownOptimizer(self._number(), optimizer, self.step())
             self._by_id[id(optimizer)] = entry
             self.entries.append(entry)
         return entry
+
+    def add_by_hand(self, root: int) -> TrainedByHand:
+        """Add a root that the program trains without an optimizer."""
+        entry = TrainedByHand(self._number(), root, self.step())
+        self.by_hand.append(entry)
+        return entry
+
+    def _number(self) -> int:
+        return len(self.entries) + len(self.by_hand)
+
+    def describe(self) -> tuple[RecordedOptimizer, ...]:
+        """Return the entries of all in the recording at the end of the run."""
+        described = [each.describe() for each in self._everything()]
+        return tuple(sorted(described, key=_index))
+
+    def steps_of(self, numbers: Iterable[int]) -> int:
+        """Return the most steps that one of some optimizers has made."""
+        wanted = set(numbers)
+        own = (each for each in self._everything() if each.index in wanted)
+        return max((each.steps for each in own), default=0)
+
+    def _everything(self) -> list[KnownOptimizer | TrainedByHand]:
+        return [*self.entries, *self.by_hand]
 
     def known(self) -> dict[int, Optimizer]:
         """Return the optimizers that have stepped and still exist, by their numbers."""
@@ -319,5 +378,9 @@ class Optimizers:
     def _lead(self, optimizer: Optimizer) -> None:
         self.leading = self.entry(optimizer)
         self.idle = 0
-        self._known = len(self.entries)
+        self._known = self._number()
         self._displaced = None
+
+
+def _index(described: RecordedOptimizer) -> int:
+    return described.index or 0

@@ -28,6 +28,7 @@ class ParameterSites:
         wanted: Whether it is measured.
         trainable: Whether it is expected to get a gradient.
         held: Where it stands in an optimizer that trains it; None without one.
+        by_hand: Whether it was seen to change without one.
         hook: The hook that reports its gradients.
         order: How many parameters had a gradient before this one; None as long as it had none.
         first: Whether a pass reached it before all others.
@@ -43,6 +44,7 @@ class ParameterSites:
     wanted: bool
     trainable: bool
     held: OptimizerSlot | None = None
+    by_hand: bool = False
     hook: LeafHook | None = None
     order: int | None = None
     first: bool = False

@@ -40,7 +40,9 @@ class RootModule:
         parameters: How many elements its parameters have.
         modules: The tree of its modules, as the recording lists it.
         hooks: The hooks on its module, which may be deleted.
-        optimizers: The numbers of the optimizers that hold its parameters and have stepped.
+        optimizers: The numbers of the optimizers that hold its parameters and have stepped; and its
+            own, if the program changes them by hand.
+        by_hand: Whether the program changes parameters of it without an optimizer.
         steps: How many steps they have made.
         averaged: The ranks over which its gradients are averaged; None if it is not in
             DistributedDataParallel.
@@ -53,6 +55,7 @@ class RootModule:
     modules: list[dict[str, Any]] = field(default_factory=list)
     hooks: RootHooks = field(default_factory=RootHooks)
     optimizers: set[int] = field(default_factory=set)
+    by_hand: bool = False
     steps: int = 0
     averaged: Spread | None = None
 
@@ -81,6 +84,7 @@ class RootModule:
             "name": self.types[""],
             "prefix": self.prefix,
             "trained": bool(self.optimizers),
+            "by_hand": self.by_hand,
             "optimizers": sorted(self.optimizers),
             "steps": self.steps,
             "parameters": self.parameters,

@@ -54,6 +54,7 @@ class Losses:
         described: The operation and the program's line of each loss, by its path.
         lines: The program's line of each operation.
         recorded: The last step of which a loss was recorded.
+        scale: What a GradScaler has multiplied the last loss by; None without one.
     """
 
     def __init__(self, meter: Meter, curves: Curves, checks: GradientChecks) -> None:
@@ -73,6 +74,7 @@ class Losses:
         self._able: dict[str, list[tuple[int, ProducerEvent | None]]] = {}
         self._told: set[str] = set()
         self.recorded = -1
+        self.scale: Tensor | None = None
 
     def began(self, began: BackwardStart, step: int, *, measured: bool) -> list[RunEvent]:
         """Record the loss at which a backward pass began; returns the events for the recording."""
@@ -82,6 +84,9 @@ class Losses:
         path = self._path(began)
         first = began.tensors[0]
         scale = self._scaling.scale(began)
+        self.scale = None
+        if scale is not None and measured:
+            self.scale = scale.detach().clone()  # the scaler changes it in place
         if path not in self.described:
             _, operation = operation_of(first)
             self.described[path] = {"operation": operation, "source": as_json(_source(began))}

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from operator import is_not
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -33,6 +34,10 @@ from kedge.watch.models.optimizers import params_of
 from kedge.watch.models.parameters import ParameterSites
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.curves import Curves
+from kedge.watch.records.facts.used_gradients import ComparedNorms
+
+Source: TypeAlias = Optimizer | nn.Module
+"""What changes parameters: an optimizer, or the program itself, for which the root's module stands."""
 
 _LARGEST = torch.finfo(torch.float32).max
 _SAMPLE = 1024
@@ -104,7 +109,7 @@ class Updates:
         self.step = step
         self.place = place
         self.bad = False
-        self._held: ByIdentity[Optimizer, list[HeldParameters]] = ByIdentity()
+        self._held: ByIdentity[Source, list[HeldParameters]] = ByIdentity()
         self._passed: set[int] = set()
         self._stepped: set[int] = set()
         self._inside: set[int] = set()
@@ -117,9 +122,12 @@ class Updates:
 
         Gradients measured in this step are kept.
         """
+        return self._learn(optimizer, params_of(optimizer))
+
+    def _learn(self, source: Source, params: Iterable[nn.Parameter]) -> list[HeldParameters]:
         by_root: dict[int, HeldParameters] = {}
-        before = {each.root.index: each for each in self._held.get(optimizer, ())}
-        for param in params_of(optimizer):
+        before = {each.root.index: each for each in self._held.get(source, ())}
+        for param in params:
             placed = self.place(param)
             is_number = param.is_floating_point() or param.is_complex()
             if not is_number or param.itemsize == 1:
@@ -137,7 +145,7 @@ class Updates:
                     held.squares = old.squares
                     held.elements = old.elements
             held.add(param, placed.site)
-        found = self._held[optimizer] = list(by_root.values())
+        found = self._held[source] = list(by_root.values())
         return found
 
     def begin(self, *, measured: bool) -> None:
@@ -163,15 +171,37 @@ class Updates:
         """Whether a backward pass has reached an optimizer since its last update in this step."""
         return id(optimizer) in self._passed
 
-    def before(self, optimizer: Optimizer, *, closure: bool = False) -> None:
+    def hold(self, module: nn.Module, params: Sequence[nn.Parameter]) -> HeldParameters | None:
+        """Return the watched ones of a root's parameters, which no optimizer holds; None if there are none."""
+        held = next(iter(self._held.get(module, ())), None)
+        known: list[nn.Parameter] = []
+        if held is not None:
+            known = held.params
+        if len(known) != len(params) or any(map(is_not, known, params)):
+            held = next(iter(self._learn(module, params)), None)
+        return held
+
+    def by_hand(self, module: nn.Module, held: HeldParameters) -> None:
+        """Measure gradients and parameters that no optimizer holds, at the end of a backward pass."""
+        self._gradients(module)
+        self._add_norms([held])
+        if self._measured or self.bad:
+            self._observe(held, "param", dict(enumerate(held.params)))
+
+    def before(self, optimizer: Optimizer, *, closure: bool = False) -> ComparedNorms | None:
         """Measure gradients and parameters before an optimizer changes them.
 
         A closure may yet add to the former.
+
+        Returns:
+            The norm of the gradients beside that which the backward passes left, in measured steps
+            as far as both are known.
         """
+        norms = None
         held = self._held.get(optimizer, ())
         if id(optimizer) in self._passed:
             if self._measured and not self.bad:
-                self._recheck_norms(held)
+                norms = self._recheck_norms(held)
             if closure:
                 self.late.add(id(optimizer))
             else:
@@ -187,6 +217,7 @@ class Updates:
                 self._observe(each, "param", dict(enumerate(each.params)))
         if self._measured:
             self._before[optimizer] = [Samples(each.params) for each in held]
+        return norms
 
     def after(self, optimizer: Optimizer) -> None:
         """Measure the changes of some elements of each parameter."""
@@ -221,18 +252,30 @@ class Updates:
         """Drop the entries of the optimizers' parameters, at the end of the watch."""
         self._held.clear()
 
-    def _recheck_norms(self, held: Iterable[HeldParameters]) -> None:
-        """Compute the norms again, as the program may have written bad values after the pass."""
+    def _recheck_norms(self, held: Iterable[HeldParameters]) -> ComparedNorms | None:
+        """Compute the norms again, as the program may have clipped gradients since, or written bad values.
+
+        On a device it stays unknown whether they are bad.
+
+        Returns:
+            The sums before and now; None if there are none, or on several devices.
+        """
+        arrived: list[Tensor | float] = []
+        used: list[Tensor | float] = []
         for each in held:
             if not each.elements:
                 continue
             grads = list(each.graded().values())
-            if not all(own_part(grad).is_cpu for grad in grads):
-                continue  # it would not be known
             _, squares, bad = norm_of(grads)
+            arrived.append(each.squares)
+            used.append(squares)
             if bad:
                 each.squares = squares
                 self.bad = True
+        devices = {str(s.device) for s in (*arrived, *used) if isinstance(s, Tensor)}
+        if not arrived or len(devices) > 1:
+            return None
+        return ComparedNorms(sum(arrived), sum(used))
 
     def _add_norms(self, held: Iterable[HeldParameters]) -> None:
         for each in held:
@@ -244,12 +287,12 @@ class Updates:
                 )
                 each.elements = 0
 
-    def _gradients(self, optimizer: Optimizer) -> None:
-        held = self._held.get(optimizer)
+    def _gradients(self, source: Source) -> None:
+        held = self._held.get(source)
         if held is None:
-            held = self.learn(optimizer)
-        again = id(optimizer) in self._passed
-        self._passed.add(id(optimizer))
+            held = self._learn(source, params_of(source))
+        again = id(source) in self._passed
+        self._passed.add(id(source))
         for each in held:
             graded = each.graded()
             if not graded:

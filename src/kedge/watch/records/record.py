@@ -28,6 +28,7 @@ from kedge.watch.records.first_step import FirstStep
 from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.losses import Losses
 from kedge.watch.records.optimizer_updates import Updates
+from kedge.watch.records.updates_by_hand import UpdatesByHand
 from kedge.watch.records.writer import MeterSink, StepSink
 from kedge.watch.step import Step, StepKind
 from kedge.watch.steps.shield import OFF
@@ -72,6 +73,7 @@ class TrainingRecord:
         finished = meter.finished
         self.curves = curves = Curves(finished.departures)
         self.updates = Updates(meter, curves, step, models.places.measured)
+        self.by_hand = UpdatesByHand(self.updates, curves, optimizers, models.places, step)
         self.losses = Losses(meter, curves, GradientChecks(models.passes))
         self.writer = MeterSink(log, meter, curves, models.roots, optimizers, self._sources)
         finished.sink = self.writer
@@ -92,7 +94,8 @@ class TrainingRecord:
         self.losses.bad = False
         lines = self.losses.lines
         lines.end()
-        if measured and self.optimizers.entries and not dynamo.has_compiled():
+        trains = self.optimizers.entries or self.optimizers.by_hand
+        if measured and trains and not dynamo.has_compiled():
             lines.begin(sum(len(root.modules) for root in self.models.roots))
         self.updates.begin(measured=measured)
         self.facts.passes.measured = measured
@@ -107,6 +110,7 @@ class TrainingRecord:
             return False  # none of the selected sites is here
 
         was_bad = self.losses.bad
+        notes += self.by_hand.backward_began(measured=self.measured)
         notes += self.losses.began(at, self.step(), measured=self.measured)
         if self.measured:
             notes += self.facts.backward_began(self.step(), models.roots, models.passes)
@@ -124,6 +128,8 @@ class TrainingRecord:
             Whether it is news that a loss or gradients on a device were not finite.
         """
         step = self.step()
+        if self.by_hand.waits:
+            self.writer.notes += self.by_hand.backward_began(measured=False)
         self.writer.notes += self.losses.skipped(loss, number, frame, step)
         if number is not None:
             return False
@@ -156,6 +162,8 @@ class TrainingRecord:
             known = [*{id(o): o for o in (*known, *self.optimizers.waiting())}.values()]
         reached = (o for o in known if passes.reached_by(task, params_of(o)))
         self.updates.backward_ended(reached)
+        held = {id(param) for optimizer in known for param in params_of(optimizer)}
+        self.by_hand.backward_ended(task, held, measured=self.measured)
         if self.updates.bad and not was_bad:
             self.writer.notes += self.losses.gradients_are_bad(
                 began(), self.step(), measured=self.measured
@@ -176,7 +184,9 @@ class TrainingRecord:
             self.writer.notes += self.facts.rates.before_step(step, optimizer, entry.index)
             self.writer.notes += self.facts.gradients.before_step(step, optimizer, entry.index)
         bad = self.updates.bad
-        self.updates.before(optimizer, closure=closure)
+        norms = self.updates.before(optimizer, closure=closure)
+        if norms is not None:
+            self.facts.used.add(entry.index, norms, self.losses.scale)
         return self.updates.bad and not bad and not self.measured
 
     def after_update(self, optimizer: Optimizer) -> None:
@@ -225,6 +235,8 @@ class TrainingRecord:
         """Write the rest; returns an entry for each site that never fired."""
         models = self.models
         step = self.step()
+        by_hand = shield.attempt(_AT_THE_END, self.by_hand.end)
+        self.writer.notes += by_hand or ()
         is_bad = shield.attempt(_LAST_LOSS, self._look_last, step)
         # Values after the last step belong to none: an evaluation, or half a round.
         is_partial = self.optimizers.leading is not None and not is_bad
@@ -266,4 +278,5 @@ class TrainingRecord:
         sites = self.meter.sites
         sites.seats.clear()
         self.updates.release()
+        self.by_hand.release()
         self.writer.release()

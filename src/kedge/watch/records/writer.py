@@ -118,8 +118,7 @@ class MeterSink:
 
     def _write_roots(self) -> None:
         for root in self.roots:
-            steps = (self.optimizers.entries[number].steps for number in root.optimizers)
-            root.steps = max(steps, default=0)
+            root.steps = self.optimizers.steps_of(root.optimizers)
         self.log.sites(self._entries, [root.entry() for root in self.roots])
 
     def write_notes(self) -> None:

@@ -16,6 +16,7 @@ from kedge.watch.records.facts.root_passes import RootPasses
 from kedge.watch.records.facts.unoptimized import UnoptimizedParameters
 from kedge.watch.records.facts.unseen import UnseenWork
 from kedge.watch.records.facts.unstepped import Unstepped
+from kedge.watch.records.facts.used_gradients import UsedGradients
 
 
 class Facts:
@@ -26,6 +27,7 @@ class Facts:
         gradients: Gradients that were not set to zero.
         rates: The learning rates over the steps.
         passes: The forward passes of roots.
+        used: The gradients that optimizers use, beside those that backward passes left.
         unoptimized: Parameters that no optimizer holds.
         unstepped: Optimizers that never step.
         unseen: Work that cannot be watched.
@@ -39,6 +41,7 @@ class Facts:
         self.gradients = KeptGradients()
         self.rates = LearningRates()
         self.passes = RootPasses(step)
+        self.used = UsedGradients()
         self.unoptimized = UnoptimizedParameters()
         self.unstepped = Unstepped()
         self.unseen = UnseenWork()
@@ -54,14 +57,14 @@ class Facts:
     ) -> list[RunEvent]:
         """Return the notes that are known at the end of the run."""
         notes: list[RunEvent] = []
-        if optimizers.entries:
-            described = tuple(entry.describe() for entry in optimizers.entries)
-            notes.append(OptimizersEvent(optimizers=described))
+        if optimizers.entries or optimizers.by_hand:
+            notes.append(OptimizersEvent(optimizers=optimizers.describe()))
         elif self.unstepped.in_vain:
             notes.append(NotOptimizedEvent(in_vain=self.unstepped.in_vain))
+        notes += self.used.notes()
         notes += self.unoptimized.notes(optimizers, roots, places)
         notes += self.passes.notes()
-        notes += self.unseen.notes(trained=bool(optimizers.entries))
+        notes += self.unseen.notes(trained=bool(optimizers.entries or optimizers.by_hand))
         return notes
 
 

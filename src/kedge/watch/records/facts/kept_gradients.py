@@ -18,7 +18,7 @@ from kedge.torch_internals.tensors import version_of
 from kedge.watch.models.backwards import BackwardPasses
 from kedge.watch.models.slots import TensorSlot, slots_in
 
-_CHECKED = 8
+CHECKED = 8
 """Most gradients of an optimizer that are compared to learn whether they were zeroed."""
 _SMALL = 1 << 16
 """Most elements of a gradient that is compared."""
@@ -104,15 +104,15 @@ def _gradients(params: Iterable[tuple[TensorSlot, Tensor]]) -> list[_Gradient]:
     found: list[_Gradient] = []
     for slot, param in reversed(list(params)):
         grad = param.grad
-        if grad is not None and _can_compare(grad):
+        if grad is not None and can_compare(grad):
             memory = StorageWeakRef(own_part(grad).untyped_storage())
             found.append((slot, memory, version_of(grad)))
-            if len(found) == _CHECKED:
+            if len(found) == CHECKED:
                 break
     return found
 
 
-def _can_compare(grad: Tensor) -> bool:
+def can_compare(grad: Tensor) -> bool:
     """Whether a gradient is small and dense, has a version, and has a nonzero element."""
     if grad.layout is not torch.strided or not grad.is_cpu or grad.numel() > _SMALL:
         return False

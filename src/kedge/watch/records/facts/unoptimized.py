@@ -88,7 +88,8 @@ class UnoptimizedParameters:
         own = parameters_in(module)
         here = {id(p) for p in own.values()}
         trained = {name: p for name, p in own.items() if p.requires_grad and not is_lazy(p)}
-        unheld = {name: p for name, p in trained.items() if id(p) not in held}
+        own_work = {at.id for at in places.among(trained.values()) if at.by_hand}
+        unheld = {n: p for n, p in trained.items() if id(p) not in held and id(p) not in own_work}
 
         # Another optimizer may hold what the model has now under such a name, or the name is gone.
         mine = (at for at in places.among(held.values()) if at.root is root)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from operator import is_not
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,10 +23,8 @@ from kedge import native
 from kedge.actions.measure.meter import Meter
 from kedge.by_identity import ByIdentity
 from kedge.native import reductions
-from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
 from kedge.sites.spread import counted_once, spread_of, widest_mesh
-from kedge.store.exponents import spacing
 from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import kernels, modes
 from kedge.watch.models.optimizers import params_of
@@ -35,12 +32,10 @@ from kedge.watch.models.parameters import ParameterSites
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.curves import Curves
 from kedge.watch.records.facts.used_gradients import ComparedNorms
+from kedge.watch.records.samples import Samples
 
 Source: TypeAlias = Optimizer | nn.Module
 """What changes parameters: an optimizer, or the program itself, for which the root's module stands."""
-
-_LARGEST = torch.finfo(torch.float32).max
-_SAMPLE = 1024
 
 
 @dataclass
@@ -351,59 +346,3 @@ def squares_of(values: list[Tensor]) -> tuple[Tensor | float, bool]:
 def _squares_on_device(values: list[Tensor]) -> Tensor:
     norms = kernels.norms(values)
     return torch.stack([norm.float() for norm in norms]).square().sum()
-
-
-class Samples:
-    """Copies of some elements of each of many parameters."""
-
-    def __init__(self, params: list[nn.Parameter]) -> None:
-        self.params = params
-        wide = any(param.itemsize > 4 for param in params)
-        dtype = np.float64 if wide else np.float32
-        self.numbers = np.empty(_SAMPLE * len(params), dtype=dtype)
-        self.counts = native.draw_many(self.numbers, params, _SAMPLE)
-        self.tensors: list[Tensor] = []
-        if not all(self.counts):
-            self.tensors = [sample(param).clone() for param in params]
-
-    def changes(self) -> tuple[Sequence[int], Sequence[float | Tensor]]:
-        """Return how many elements of each parameter were compared, and the sum of squared changes.
-
-        The sum of a parameter on a device stays there, since reading it would wait.
-        """
-        if native.squared_changes is not None and not self.tensors:
-            return native.squared_changes(self.numbers, self.params, self.counts, _SAMPLE)
-        pairs = zip(self.params, self.tensors, strict=True)
-        changes = [(sample(param) - old).abs() for param, old in pairs]
-        return [c.numel() for c in changes], _sums_of_squares(changes)
-
-
-def _sums_of_squares(changes: list[Tensor]) -> list[float | Tensor]:
-    sums: list[float | Tensor] = [0.0] * len(changes)
-    on_devices: dict[torch.device, dict[int, Tensor]] = {}
-    for i, change in enumerate(changes):
-        if change.is_cpu:
-            sums[i] = float(change.double().square().sum())
-        else:
-            on_devices.setdefault(change.device, {})[i] = change.float()
-    for there in on_devices.values():
-        for i, total in zip(there, _on_device(list(there.values())), strict=True):
-            sums[i] = total
-    return sums
-
-
-def _on_device(changes: list[Tensor]) -> tuple[Tensor, ...]:
-    """Return the sums in float32, since not every device has float64.
-
-    A finite one too large for it becomes its largest.
-    """
-    squares = torch.stack([c.square().sum() for c in changes])
-    largest = torch.stack([c.amax() if c.numel() else c.sum() for c in changes])
-    capped = squares.clamp(max=_LARGEST)
-    return torch.where(largest < math.inf, capped, squares).unbind()
-
-
-def sample(param: Tensor) -> Tensor:
-    """Return up to 1,024 elements of a parameter, evenly spread and always the same."""
-    flat = own_part(param).detach().reshape(-1)
-    return flat[:: spacing(flat.numel(), _SAMPLE)]

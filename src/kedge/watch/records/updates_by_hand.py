@@ -31,7 +31,8 @@ from kedge.watch.models.parameters import ParameterSites, WatchedParameters
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.curves import Curves
 from kedge.watch.records.facts.kept_gradients import CHECKED, can_compare
-from kedge.watch.records.optimizer_updates import HeldParameters, Samples, Updates
+from kedge.watch.records.optimizer_updates import HeldParameters, Updates
+from kedge.watch.records.samples import Samples
 
 
 @dataclass

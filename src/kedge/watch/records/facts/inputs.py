@@ -14,7 +14,7 @@ from kedge.sites import leaves
 from kedge.store.events import DataLoaderSeen, RepeatedInputsEvent
 from kedge.torch_internals import modes
 from kedge.watch.models.roots import RootModule
-from kedge.watch.records.optimizer_updates import sample
+from kedge.watch.records.samples import sample
 
 _MOST = 30
 """Most steps in which inputs are compared: more would say nothing new."""

@@ -106,7 +106,7 @@ def trained_by(recording: Recording, root: int) -> str:
 
 def updater_of(recording: Recording, root: int) -> str:
     """Return words for what changes the weights of a root: ``the optimizer (Adam)``, ``the program``."""
-    if any(optimizer.by_hand for optimizer in _training(recording, root)):
+    if 0 <= root < len(recording.roots) and recording.roots[root].by_hand:
         return "the program, which updates them by hand,"
     by = trained_by(recording, root)
     if by:

@@ -6,8 +6,10 @@ import math
 from statistics import median
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from kedge.actions.measure.table import Departures
 from kedge.store.events import GradientsUsedEvent
 
 _MOST = 64
@@ -39,30 +41,57 @@ class UsedGradients:
             known.append((norms, scale))
 
     def notes(self) -> list[GradientsUsedEvent]:
-        """Return an event for each optimizer, waiting for devices."""
-        found = (_event_of(optimizer, known) for optimizer, known in self._known.items())
-        return [event for event in found if event is not None]
+        """Return an event for each optimizer, waiting for devices once."""
+        numbers: list[Tensor | float | None] = []
+        for known in self._known.values():
+            for norms, scale in known:
+                numbers += [*norms, scale]
+        read = iter(_read(numbers))
+        found = []
+        for optimizer, known in self._known.items():
+            event = _event_of(optimizer, [(next(read), next(read), next(read)) for _ in known])
+            if event is not None:
+                found.append(event)
+        return found
+
+
+def _read(numbers: list[Tensor | float | None]) -> list[float | None]:
+    """Return numbers, those on a device in one copy of each."""
+    departures = Departures()
+    by_device: dict[torch.device, list[int]] = {}
+    for at, number in enumerate(numbers):
+        if isinstance(number, Tensor):
+            by_device.setdefault(number.device, []).append(at)
+    read: list[float | None] = [None if isinstance(each, Tensor) else each for each in numbers]
+    copies = []
+    for places in by_device.values():
+        there = [each for at in places if isinstance(each := numbers[at], Tensor)]
+        together = torch.stack([each.detach().float().reshape(()) for each in there])
+        copies.append((places, departures.add(together)))
+    departures.send()
+    for places, copy in copies:
+        for at, number in zip(places, copy.numpy().tolist(), strict=True):
+            read[at] = number
+    return read
 
 
 def _event_of(
-    optimizer: int, known: list[tuple[ComparedNorms, Tensor | None]]
+    optimizer: int, known: list[tuple[float | None, float | None, float | None]]
 ) -> GradientsUsedEvent | None:
     arrived: list[float] = []
     used: list[float] = []
     scaled: list[float] = []
     last: float | None = None
-    for norms, given in known:
-        scale = 1.0
-        if given is not None:
-            scale = float(given)
-        before = math.sqrt(max(float(norms.arrived), 0.0)) / scale
-        after = math.sqrt(max(float(norms.used), 0.0))
+    for squares, squares_used, given in known:
+        scale = given or 1.0
+        before = math.sqrt(squares or 0.0) / scale
+        after = math.sqrt(squares_used or 0.0)
         if not (math.isfinite(before) and math.isfinite(after) and before > 0):
             continue
         arrived.append(before)
         used.append(after)
         scaled.append(after * scale)
-        last = None if given is None else scale
+        last = given
     if not arrived:
         return None
     return GradientsUsedEvent(

@@ -12,6 +12,7 @@ import pytest
 
 import kedge
 from kedge import errors
+from kedge.sites.site import KINDS
 from kedge.watch.run.options import BEGINNING, ENDING
 from kedge.watch.run.summary import CHECKING
 
@@ -141,6 +142,30 @@ def test_every_error_has_a_paragraph(root):
     )
 
     assert sorted(headings) == sorted(c.slug for c in _errors())
+
+
+def test_every_kind_of_site_is_explained(root):
+    """docs/how-to/hooks.md has a row for each that a model has."""
+    page = (root / "docs/how-to/hooks.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `.*", page, re.MULTILINE)
+    kinds = {kind for row in rows for kind in re.findall(r"`[^`:]*:([a-z.]+)", row)}
+
+    assert kinds >= {*KINDS}
+
+
+def test_every_integration_has_an_entry(root, sources):
+    """docs/reference/api/integrations.md names each class that users make, and each `export`."""
+    page = (root / "docs/reference/api/integrations.md").read_text(encoding="utf-8")
+    offered = [
+        f"{source.module}.{node.name}"
+        for source in sources
+        if source.folder == "integrations" and not source.name.endswith("/callback.py")
+        for node in source.tree.body
+        if isinstance(node, ast.ClassDef) or getattr(node, "name", "") == "export"
+    ]
+
+    assert offered
+    assert [name for name in offered if f"::: {name}\n" not in f"{page}\n"] == []
 
 
 def test_every_line_of_a_watch_is_explained(root):

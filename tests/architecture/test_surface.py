@@ -152,7 +152,7 @@ def test_every_kind_of_site_is_explained(root):
     rows = re.findall(r"^\| `.*", page, re.MULTILINE)
     kinds = {kind for row in rows for kind in re.findall(r"`[^`:]*:([a-z.]+)", row)}
 
-    assert kinds >= {*KINDS}
+    assert kinds >= {*KINDS}, "add a row to the table of selectors in docs/how-to/hooks.md"
 
 
 def test_every_integration_has_an_entry(root, sources):
@@ -167,7 +167,8 @@ def test_every_integration_has_an_entry(root, sources):
     ]
 
     assert offered
-    assert [name for name in offered if f"::: {name}\n" not in f"{page}\n"] == []
+    missing = [name for name in offered if f"::: {name}\n" not in f"{page}\n"]
+    assert missing == [], "add `::: NAME` to docs/reference/api/integrations.md"
 
 
 def test_every_line_of_a_watch_is_explained(root):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 import sys
 
@@ -68,6 +69,14 @@ def test_every_name_that_is_looked_up_is_in_a_corner(sources):
     }
     assert asked
     assert asked - listed == set()
+
+
+def test_a_name_that_was_changed_is_found_by_both_of_its_names():
+    """A corner lists the new and the old one, for releases that have either."""
+    for path in ("math:floor or math:old_floor", "math:new_floor or math:floor"):
+        assert corners.find(path) is math.floor
+    assert corners.find("gone_module:floor or math:floor") is math.floor
+    assert corners.find("math:new_floor or gone_module:floor") is None
 
 
 def test_this_pytorch_has_every_corner():

@@ -41,7 +41,7 @@ def house(root):
 
 def test_the_import_order_in_the_docs_is_that_of_the_contract(house):
     """``make generated`` writes it; by hand nobody keeps both the same."""
-    assert house.PAGE.read_text(encoding="utf-8") == house.page()
+    assert house.PAGE.read_text(encoding="utf-8") == house.page(), "run `make generated`"
     assert house.order() in house.page()
 
 
@@ -62,7 +62,7 @@ def test_the_stays_in_the_docs_are_those_that_are_measured(house, root):
         check=True,
     )
 
-    assert ran.stdout == text
+    assert ran.stdout == text, "the way of a value has changed: run `make generated`"
 
 
 def test_the_picture_of_the_house_is_drawn_from_the_contract(house):

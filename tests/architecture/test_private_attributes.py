@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 
 import pytest
 import torch
@@ -14,11 +15,17 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils import data, hooks
 
+from kedge.torch_internals import corners
+
 SHARED = {
     "_fields",
     "_replace",
     "_asdict",
 }  # of named tuples, which return types of PyTorch are too
+NEVER_GONE = {
+    *("_getframe", "_current_frames"),  # of Python
+    "_replicate_for_data_parallel",  # PyTorch asks for it, and so has it
+}
 NAMED = {"getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller"}
 
 
@@ -108,6 +115,49 @@ def test_no_module_of_torch_is_named_as_text_elsewhere(sources):
         and node.value.startswith("torch._")
     }
     assert found == set()
+
+
+def test_what_may_be_gone_is_in_a_corner_or_has_a_default(sources):
+    """A release of PyTorch that lacks a private attribute costs a feature, and raises nothing."""
+    listed = {
+        name.removesuffix("()")
+        for corner in corners.CORNERS
+        for path in corner.privates
+        for name in re.split(r"[:. ]", path)
+    }
+    found = {
+        f"{source.at(node)} {node.attr}"
+        for source in sources
+        if source.name.startswith("torch_internals/")
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute) and re.match("_[a-zA-Z]", node.attr)
+        if node.attr not in listed | _asked_for(source.tree) | _own(source.tree) | NEVER_GONE
+    }
+    assert found == set(), (
+        "add these to a Corner with what their absence costs, or ask by getattr with a default"
+    )
+
+
+def _asked_for(tree):
+    """Return the names that a file asks for in a way that does without them."""
+    return {
+        node.args[1].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if (node.func.id, len(node.args)) in {("hasattr", 2), ("getattr", 3)}
+        if isinstance(node.args[1], ast.Constant)
+    }
+
+
+def _own(tree):
+    """Return the attributes that a file itself sets, and the methods that it defines."""
+    nodes = list(ast.walk(tree))
+    made = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    return made | {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
 
 
 @pytest.mark.parametrize(

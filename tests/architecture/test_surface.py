@@ -12,6 +12,7 @@ import pytest
 
 import kedge
 from kedge import errors
+from kedge.sites.site import KINDS
 from kedge.watch.run.options import BEGINNING, ENDING
 from kedge.watch.run.summary import CHECKING
 
@@ -45,7 +46,9 @@ def _declared_by_root(root):
 
 def test_the_root_gives_at_most_thirty_names():
     """What is offered can be read in one look."""
-    assert len(kedge.__all__) == len(set(kedge.__all__)) <= NAMES
+    assert len(kedge.__all__) == len(set(kedge.__all__)) <= NAMES, (
+        "put another name in its place, or import the new one from its module"
+    )
 
 
 def test_completion_offers_every_name_of_the_root():
@@ -141,6 +144,31 @@ def test_every_error_has_a_paragraph(root):
     )
 
     assert sorted(headings) == sorted(c.slug for c in _errors())
+
+
+def test_every_kind_of_site_is_explained(root):
+    """docs/how-to/hooks.md has a row for each that a model has."""
+    page = (root / "docs/how-to/hooks.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `.*", page, re.MULTILINE)
+    kinds = {kind for row in rows for kind in re.findall(r"`[^`:]*:([a-z.]+)", row)}
+
+    assert kinds >= {*KINDS}, "add a row to the table of selectors in docs/how-to/hooks.md"
+
+
+def test_every_integration_has_an_entry(root, sources):
+    """docs/reference/api/integrations.md names each class that users make, and each `export`."""
+    page = (root / "docs/reference/api/integrations.md").read_text(encoding="utf-8")
+    offered = [
+        f"{source.module}.{node.name}"
+        for source in sources
+        if source.folder == "integrations" and not source.name.endswith("/callback.py")
+        for node in source.tree.body
+        if isinstance(node, ast.ClassDef) or getattr(node, "name", "") == "export"
+    ]
+
+    assert offered
+    missing = [name for name in offered if f"::: {name}\n" not in f"{page}\n"]
+    assert missing == [], "add `::: NAME` to docs/reference/api/integrations.md"
 
 
 def test_every_line_of_a_watch_is_explained(root):

@@ -302,7 +302,9 @@ def test_what_each_rule_lacks_in_a_run_of_one_step():
     unjudged = judge(scene.recording()).unjudged
 
     makers()
-    assert {lack.code: (lack.have, lack.need) for lack in unjudged} == LACKS
+    assert {lack.code: (lack.have, lack.need) for lack in unjudged} == LACKS, (
+        "say it in the rule's test: @golden(code, lacks=(have, need))"
+    )
 
 
 def test_a_long_healthy_run_is_judged_in_full():

@@ -20,6 +20,11 @@ from tests.rules.scenes import NAN, all_of, chain
 
 SECTIONS = ("Meaning:", "Formula:", "Window:", "Thresholds:", "Evidence:", "Remedy:")
 
+HEALTHY = (
+    "give the rest of the recording the figures of a healthy run: weights by "
+    "`Course.weight(path, steady(0.1, 1e-3, 1e-4))`, modules by `Scene.module(path)`"
+)
+
 each_rule = pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.code)
 
 
@@ -96,7 +101,8 @@ def test_every_rule_has_a_golden_pair():
     """And no pair is left over from a rule that is gone."""
     codes = {rule.code for rule in ALL}
 
-    assert codes == set(makers()) == {path.name for path in FOLDER.iterdir()}
+    assert codes == set(makers()), "mark what makes the pair of a rule in its test: @golden(code)"
+    assert codes == {path.name for path in FOLDER.iterdir()}, "run `make generated`"
 
 
 @pytest.mark.parametrize("name", ["fires", "clean"])
@@ -113,7 +119,7 @@ def test_a_rule_fires_on_its_own_recording_and_no_other_does(rule):
     """The recordings are made so that each shows one thing."""
     recording, _ = load(FOLDER / rule.code / "fires.json")
 
-    assert {finding.code for finding in check(recording)} == {rule.code}
+    assert {finding.code for finding in check(recording)} == {rule.code}, HEALTHY
 
 
 @each_rule
@@ -121,7 +127,7 @@ def test_clean_recordings_are_clean_for_all_rules(rule):
     """A false alarm is a defect."""
     recording, _ = load(FOLDER / rule.code / "clean.json")
 
-    assert check(recording) == ()
+    assert check(recording) == (), HEALTHY
 
 
 @each_rule

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
 from kedge.sites.select import Selector
+from kedge.sites.site import KINDS, MODULE_KINDS
 
-KINDS = "kinds are out, in, out.grad, in.grad, in.share, saved, param, param.grad, param.acc"
+ALL = f"kinds are {', '.join(KINDS)}"
+OF_MODULES = f"kinds of modules: {', '.join(MODULE_KINDS)}"
 
 
 @pytest.mark.parametrize(
@@ -44,12 +46,12 @@ KINDS = "kinds are out, in, out.grad, in.grad, in.share, saved, param, param.gra
         ("a#", 3, 'a number must follow "#"', 'calls are counted from 0: "encoder#2:out"'),
         ("a#x:out", 3, 'a number must follow "#"', 'calls are counted from 0: "encoder#2:out"'),
         ("a/:out", 3, 'the name of an operation must follow "/"', 'such as "layer1.0/relu:out"'),
-        ("a:otu", 3, 'unknown kind "otu"', f'did you mean ":out"? {KINDS}'),
-        ("a:param.gard", 3, 'unknown kind "param.gard"', f'did you mean ":param.grad"? {KINDS}'),
-        ("a:", 3, 'unknown kind ""', KINDS),
-        ("a:xyz", 3, 'unknown kind "xyz"', KINDS),
+        ("a:otu", 3, 'unknown kind "otu"', f'did you mean ":out"? {ALL}'),
+        ("a:param.gard", 3, 'unknown kind "param.gard"', f'did you mean ":param.grad"? {ALL}'),
+        ("a:", 3, 'unknown kind ""', ALL),
+        ("a:xyz", 3, 'unknown kind "xyz"', ALL),
         ("a b", 3, 'unexpected "b"', ""),
-        ("a:out]", 3, 'unknown kind "out]"', f'did you mean ":out"? {KINDS}'),
+        ("a:out]", 3, 'unknown kind "out]"', f'did you mean ":out"? {ALL}'),
         ("a]", 2, 'unexpected "]"', ""),
         (
             "!a, !b",
@@ -161,12 +163,12 @@ class Net(nn.Module):
             "layer1:param.grad",
             NoSuchKind,
             '"layer1" is a module and has no :param.grad; its parameters are layer1.weight, layer1.bias; '
-            "kinds of modules: out, in, out.grad, in.grad, in.share, saved",
+            + OF_MODULES,
         ),
         (
             "blocks.0:param",
             NoSuchKind,
-            '"blocks.0" is a module and has no :param; it owns none; kinds of modules: out, in, out.grad, in.grad, in.share, saved',
+            f'"blocks.0" is a module and has no :param; it owns none; {OF_MODULES}',
         ),
         (
             "blocks",

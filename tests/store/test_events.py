@@ -149,4 +149,4 @@ def test_every_kind_stands_in_the_reference() -> None:
     page = Path(__file__).parents[2] / "docs/reference/recording.md"
     described = re.findall(r"^\* `([a-z-]+)`:", page.read_text(encoding="utf-8"), re.MULTILINE)
 
-    assert set(described) == kinds()
+    assert set(described) == kinds(), "the page has a paragraph on each: * `kind`: ..."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -13,12 +13,19 @@ from kedge.hooks.attach import Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Counts, Tap
 from kedge.hooks.forward_source import attributes_read, calls_forward
-from kedge.hooks.gates.block_saves import BlockGate
 from kedge.hooks.operations.unfired import explain_op
 from kedge.hooks.target import HookedModel
 from kedge.hooks.unfired_gradients import explain_backward, explain_gradient, explain_parameter
 from kedge.sites.site import escape
 from kedge.torch_internals.torchscript import takes_hooks
+
+
+@runtime_checkable
+class ReasonGiving(Protocol):
+    """A gate whose kind of site has reasons of its own not to fire."""
+
+    def why(self, tap: Tap) -> Cause | None:
+        """Return the cause of a tap never firing; None if it is one that all gates have."""
 
 
 def explain(tap: Tap, session: Attachments) -> Cause:
@@ -37,8 +44,10 @@ def explain(tap: Tap, session: Attachments) -> Cause:
             "its action was switched off",
             "see the warning issued when it failed",
         )
-    if isinstance(tap.gate, BlockGate):
-        return tap.gate.why(tap)
+    if isinstance(tap.gate, ReasonGiving):
+        own = tap.gate.why(tap)
+        if own is not None:
+            return own
     if hasattr(tap.gate, "called"):
         return _explain_gate(tap, session, now)
     param = getattr(tap.gate, "param", None)

@@ -22,7 +22,8 @@ class Corner:
         name: Its subject, or the file of this folder that uses it.
         privates: The private names, each as module and attributes, such as
             ``torch.autograd:_get_sequence_nr``; one that belongs to an instance, such as
-            ``torch.nn:Module()._parameters``.
+            ``torch.nn:Module()._parameters``; one that a release has renamed by both of its
+            names, ``torch:_new or torch:_old``.
         costs: The loss without one of them, in a sentence.
     """
 
@@ -170,6 +171,8 @@ CORNERS = (
         (
             f"{_C}_dynamo.eval_frame",
             f"{_C}_dynamo.eval_frame.set_code_exec_strategy",
+            f"{_C}_dynamo.eval_frame._FrameExecStrategy",
+            f"{_C}_dynamo.eval_frame._FrameAction",
             f"{_C}_dynamo.eval_frame._debug_get_cache_entry_list",
         ),
         "Dynamo may compile Kedge's own hooks between its graphs, and compiled functions are "
@@ -283,15 +286,18 @@ CORNERS = (
 
 @functools.cache
 def _resolve(path: str) -> Any:
-    module, _, names = path.partition(":")
+    first, _, others = path.partition(" or ")
+    module, _, names = first.partition(":")
     try:
         found: Any = importlib.import_module(module)
     except ImportError:
-        return None
+        found = None
     for name in names.split("."):
         found = getattr(found, name.removesuffix("()"), None)
         if name.endswith("()") and found is not None:
             found = found()
+    if found is None and others:
+        return _resolve(others)
     return found
 
 

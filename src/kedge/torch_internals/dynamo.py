@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kedge.torch_internals.corners import find
+from kedge.torch_internals.corners import find, lacks
 from kedge.torch_internals.operators import leave_graphs_whole
 from kedge.torch_internals.stance import stance
 
@@ -42,7 +42,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None or not isinstance(model, dynamo.OptimizedModule):
         return model
-    inside: nn.Module = model._orig_mod
+    inside: nn.Module = getattr(model, "_orig_mod", model)
     return inside
 
 
@@ -223,9 +223,9 @@ def untraced(*functions: Any) -> None:
     Dynamo may compile any function that is called between its graphs, also the Python code of a
     hook. Hooks that it traces as part of a module are not affected.
     """
-    frames: Any = find("torch:_C._dynamo.eval_frame")
-    if find("torch:_C._dynamo.eval_frame.set_code_exec_strategy") is None:
+    if lacks("dynamo"):
         return
+    frames: Any = find("torch:_C._dynamo.eval_frame")
     skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
     for function in functions:
         if isinstance(function, FunctionType):

@@ -70,7 +70,7 @@ def parts(tensor: Tensor) -> list[Tensor]:
 
 def _of_sparse(tensor: Tensor) -> list[Tensor]:
     """Return indices and values of a sparse tensor, which may hold an index several times."""
-    if hasattr(tensor, "_indices"):
+    if hasattr(tensor, "_indices") and hasattr(tensor, "_values"):
         return [tensor._indices(), tensor._values()]
     if not tensor.is_coalesced():
         return []

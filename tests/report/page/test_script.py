@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kedge.errors import SelectorError
 from kedge.report.page import render
 from kedge.sites.filters import SiteFilter
-from kedge.sites.site import escape
+from kedge.sites.site import ALL_KINDS, PARAM_KINDS, escape
 
 ASSETS = Path(render.__file__).parent / "assets"
 NAMES = re.compile(r"^(?:export )?(?:const|let|function|class|async function) (\w+)", re.MULTILINE)
@@ -129,11 +129,7 @@ def chosen(browser: Any) -> Any:
     """The page's own filter, in a browser: the places of the sites that it chooses; None if it cannot be read."""
     page = browser.new_page()
     page.goto("about:blank")
-    page.evaluate(
-        "() => {"
-        + source("filters.js").replace("export ", "")
-        + "\nglobalThis.filterOf = filterOf;}"
-    )
+    page.evaluate("() => {" + render.bundled(["filters.js"]) + "\nglobalThis.filterOf = filterOf;}")
     script = """([text, sites]) => {
       const filter = filterOf(text, { sites });
       if (filter.problem.startsWith("cannot read")) return null;
@@ -160,6 +156,7 @@ TEXTS = st.one_of(
             "b:param",
             "[ab]",
             "[!a].*",
+            *(f"a:{kind}" for kind in ALL_KINDS),
         ]
     ),
 )
@@ -170,10 +167,10 @@ PLACES = st.builds(
         "path": path,
         "kind": kind,
         "type": type_,
-        "owner": path.rpartition(".")[0] if kind == "param" else path,
+        "owner": path.rpartition(".")[0] if kind in PARAM_KINDS else path,
     },
     PATHS,
-    st.sampled_from(["out", "out.grad", "param", "out[a]"]),
+    st.sampled_from([*ALL_KINDS, "out[a]"]),
     st.sampled_from("AB"),
 )
 

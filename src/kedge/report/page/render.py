@@ -20,6 +20,7 @@ from typing import Any
 
 from kedge.report.page.document import Document, condense
 from kedge.report.shown_run import ShownRun
+from kedge.sites.site import ALL_KINDS, PARAM_KINDS
 
 #: The page's own scripts, each after those it imports from.
 SCRIPTS = (
@@ -152,10 +153,17 @@ def script() -> str:
 
 
 def bundled(names: Iterable[str], *more: str) -> str:
-    """Return one script of some of the page's modules, and of more texts that import from them."""
+    """Return one script of some of the page's modules, and of more texts that import from them.
+
+    It begins with the kinds of sites, which the page's filter knows by these names.
+    """
+    kinds = (
+        f"const FILTER_KINDS = {json.dumps(ALL_KINDS)};\n"
+        f"const OF_PARAMETER = {json.dumps(PARAM_KINDS)};\n"
+    )
     texts = [*map(asset, names), *more]
     bodies = [_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts]
-    return "\n" + "\n".join(bodies)
+    return "\n" + "\n".join([kinds, *bodies])
 
 
 @cache

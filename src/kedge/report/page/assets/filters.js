@@ -1,8 +1,7 @@
 // Filters in the site language, as kedge.sites.language and kedge.sites.filters have them: the same texts are read, and
 // the same sites are chosen.
-
-const FILTER_KINDS = ["out", "in", "out.grad", "in.grad", "in.share", "saved", "param", "param.grad", "param.acc", "grad", "acc", "pre", "post"];
-const OF_PARAMETER = ["param", "param.grad", "param.acc"];
+// FILTER_KINDS and OF_PARAMETER, the kinds of sites, stand before all scripts: kedge.report.page.render takes them from
+// kedge.sites.site.
 
 class Unreadable extends Error {}
 

@@ -147,20 +147,22 @@ def test_a_watched_training_asks_for_no_value(
 def test_a_measured_step_leaves_the_device_in_one_copy(
     device: Device, paced: Callable[..., None]
 ) -> None:
-    """With the loss, the norm of all gradients and the updates; after the last step nothing is left to be copied."""
+    """With the loss, the norm of all gradients and the updates; the norms of used gradients leave at the end."""
     paced(*MEASURED)
     assert sound(watch(lambda: train(4)))
-    assert len(device.tables) == 4
+    *steps, norms = device.tables
+    assert len(steps) == 4
+    assert norms < min(steps)
 
 
 def test_guarded_steps_leave_the_device_together(
     device: Device, paced: Callable[..., None]
 ) -> None:
-    """What they collect leaves with the next table, or at the end."""
+    """What they collect leaves with the next table, or at the end, with the norms of used gradients after it."""
     paced(*GUARDED)
     log = watch(lambda: train(4))
     assert sound(log)
-    assert len(device.tables) == 2
+    assert len(device.tables) == 2 + 1
     assert {row["step"] for row in log.rows if row["level"] == 1} == {1, 2, 3}
 
 

@@ -154,12 +154,12 @@ def test_json_is_strict_and_complete(
 def test_what_could_not_be_judged_is_a_field_and_strict_exits_with_3(
     recorded: Recorded, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without an end two rules lack it; an error still exits with 1."""
+    """Without an end three rules lack it; an error still exits with 1."""
     folder = str(recorded(events=()))
 
     assert main(["check", folder]) == 0
     assert capsys.readouterr().out == (
-        "no findings so far; 2 rules could not judge: UNUSED-PARAM (no end of the program), NEVER-CALLED (no end of the program)\n"
+        "no findings so far; 3 rules could not judge: GRADS-SHRUNK (no end of the program), UNUSED-PARAM (no end of the program), NEVER-CALLED (no end of the program)\n"
     )
     assert main(["check", folder, "--strict"]) == 3
     capsys.readouterr()
@@ -167,11 +167,15 @@ def test_what_could_not_be_judged_is_a_field_and_strict_exits_with_3(
     printed = json.loads(capsys.readouterr().out)
     lack = {"lacks": "end of the program", "have": 0, "need": 1}
     assert printed["unjudged"] == [
+        {"code": "GRADS-SHRUNK", **lack},
         {"code": "UNUSED-PARAM", **lack},
         {"code": "NEVER-CALLED", **lack},
     ]
     assert printed["command"] is None
-    assert main(["check", folder, "--strict", "--ignore", "UNUSED-PARAM,NEVER-CALLED"]) == 0
+    assert (
+        main(["check", folder, "--strict", "--ignore", "GRADS-SHRUNK,UNUSED-PARAM,NEVER-CALLED"])
+        == 0
+    )
 
 
 def test_the_command_is_in_the_json(

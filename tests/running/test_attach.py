@@ -17,6 +17,7 @@ from kedge.cli.attach import _follow
 from kedge.cli.main import main
 from kedge.errors import CannotAttach
 from kedge.running.attached_program import attach
+from kedge.running.gdb import trouble_with_calls
 from kedge.running.process import RunningProcess, _trouble_with_debugging
 from kedge.store.recording import Recording
 from tests import forked
@@ -38,6 +39,14 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _permitted():
     if os.geteuid() and (trouble := _trouble_with_debugging()):
+        pytest.skip(trouble)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _can_call():
+    """Skip where the machine's gdb does not know its processor."""
+    trouble = "" if hasattr(sys, "remote_exec") else trouble_with_calls()
+    if trouble:
         pytest.skip(trouble)
 
 

@@ -48,6 +48,14 @@ end
 """
 
 
+_CALL = (
+    *("-ex", "sharedlibrary /libc\\.so"),
+    *("-ex", "sharedlibrary ld-musl"),
+    *("-ex", "print ((int(*)(void))getpid)()"),
+)
+"""The commands by which gdb calls a function that does nothing."""
+
+
 def is_installed() -> bool:
     """Whether this machine has gdb."""
     return shutil.which("gdb") is not None
@@ -80,11 +88,37 @@ def send_by_gdb(
     Raises:
         CannotAttach: gdb could not do it.
     """
+    trouble = trouble_with_calls()
+    if trouble:
+        raise CannotAttach(f"process {process.pid} was not entered: {trouble}")
     source = folder.write("text", text)
     script = folder.write("commands", _SCRIPT.format(page=hex(page), size=SIZE, text=source))
     said = _run("-p", str(process.pid), "-x", str(script))
     if _DONE not in said.splitlines():
         raise CannotAttach(f"process {process.pid} could not be entered by gdb: {_reason(said)}")
+
+
+def trouble_with_calls() -> str:
+    """Return why this gdb can call no function in a process on this machine; empty if it can.
+
+    It is tried on a process of our own, since the one in which it fails goes on with a broken system
+    call.
+    """
+    with subprocess.Popen(  # noqa: S603
+        ["sleep", "600"],  # noqa: S607
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as asleep:
+        try:
+            said = _run("-p", str(asleep.pid), *_CALL)
+        finally:
+            asleep.kill()
+    if "extended state" in said:
+        return (
+            "this gdb does not know all registers of this processor, and would break the process; "
+            "install a newer gdb, or use Python 3.14, which needs none"
+        )
+    return ""
 
 
 def _run(*words: str) -> str:

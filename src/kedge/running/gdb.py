@@ -104,7 +104,7 @@ def trouble_with_calls() -> str:
     It is tried on a process of our own, since the one in which it fails goes on with a broken system
     call.
     """
-    with subprocess.Popen(  # noqa: S603
+    with subprocess.Popen(
         ["sleep", "600"],  # noqa: S607
         stderr=subprocess.DEVNULL,
         start_new_session=True,

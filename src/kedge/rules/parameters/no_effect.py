@@ -9,7 +9,7 @@ import numpy as np
 
 from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import NAMED
-from kedge.rules.recorded.optimizers import optimizers, rates_over_steps, trained_by
+from kedge.rules.recorded.optimizers import rates_over_steps, trained_by, without_optimizer
 from kedge.rules.recorded.roots import by_root, names_of
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trained_sites
@@ -103,7 +103,7 @@ class NoEffect(Rule):
     name = "steps of the optimizer change nothing"
     severity = "error"
     of_training = True
-    follows = "UNDERFLOW"
+    follows = "LOSS-BELOW-ZERO UNDERFLOW"
     leads_to = "UPDATE-RATIO:small NO-LEARNING"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
@@ -118,10 +118,7 @@ class NoEffect(Rule):
 
     def idle(self, recording: Recording) -> str:
         """Return that no optimizer stepped."""
-        known = optimizers(recording)
-        if known and all(optimizer.by_hand for optimizer in known):
-            return "no optimizer"
-        return ""
+        return without_optimizer(recording)
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured updates; a recording without any has nothing to judge."""

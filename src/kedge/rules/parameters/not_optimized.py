@@ -6,7 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kedge.rules.evidence import Evidence, said, unsaid
-from kedge.rules.recorded.optimizers import events_of, has_optimizer, optimizers, trained_by
+from kedge.rules.recorded.optimizers import (
+    events_of,
+    has_optimizer,
+    optimizers,
+    trained_by,
+    without_optimizer,
+)
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_roots, trains
@@ -143,10 +149,7 @@ class NotOptimized(Rule):
 
     def idle(self, recording: Recording) -> str:
         """Return that no optimizer stepped."""
-        known = optimizers(recording)
-        if known and all(optimizer.by_hand for optimizer in known):
-            return "no optimizer"
-        return ""
+        return without_optimizer(recording)
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of a record of the optimizers; without an optimizer there is nothing to judge."""

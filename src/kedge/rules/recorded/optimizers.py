@@ -27,6 +27,14 @@ def optimizers(recording: Recording) -> tuple[RecordedOptimizer, ...] | None:
     return tuple(optimizer for event in written for optimizer in event.optimizers)
 
 
+def without_optimizer(recording: Recording) -> str:
+    """Return "no optimizer" if the program makes all updates by hand; else an empty text."""
+    known = optimizers(recording)
+    if known and all(optimizer.by_hand for optimizer in known):
+        return "no optimizer"
+    return ""
+
+
 def has_optimizer(recording: Recording) -> bool:
     """Whether a step of an optimizer was recorded: only then are there parameters and norms of gradients."""
     for kind in ("param", "update", "grad.norm"):

@@ -31,9 +31,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
-import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -47,14 +45,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import trials
 
 import kedge
 from kedge.rules import ALL
 
 PROGRAMS = Path(__file__).parent / "programs"
-LIMIT = 300.0
-"Seconds after which a program is ended."
-
 KINDS = {
     "model type and properties": ("wrong network architecture", "wrong weight initialisation"),
     "layers": (
@@ -219,54 +215,24 @@ def judge(case: Case, folder: Path) -> Outcome:
     (place / "train.py").write_text(case.source, encoding="utf-8")
     began, failure = time.perf_counter(), ""
     if not list(place.glob("*.kedge")):
-        result = _kedge("run", "train.py", place=place)
+        result = trials.command("run", "train.py", place=place)
         (place / "printed.txt").write_text(result.stdout, encoding="utf-8")
         (place / "messages.txt").write_text(result.stderr, encoding="utf-8")
         if result.returncode:
-            failure = f"exit status {result.returncode}: {_last_line(result.stderr)}"
+            failure = f"exit status {result.returncode}: {trials.last_line(result.stderr)}"
     seconds, score = (
         time.perf_counter() - began,
-        _last_line((place / "printed.txt").read_text(encoding="utf-8")),
+        trials.last_line((place / "printed.txt").read_text(encoding="utf-8")),
     )
     recordings = list(place.glob("*.kedge"))
     if failure or len(recordings) != 1:
         return Outcome(case, seconds=seconds, failure=failure or f"{len(recordings)} recordings")
-    checked = _kedge("check", "--json", recordings[0].name, place=place)
-    if checked.returncode not in {0, 1}:
-        return Outcome(case, seconds=seconds, failure=f"check: {_last_line(checked.stderr)}")
     return Outcome(
         case,
-        tuple(json.loads(checked.stdout)["findings"]),
+        trials.findings(recordings[0]),
         score.split()[-1] if score else "",
         seconds,
     )
-
-
-def _kedge(*arguments: str, place: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command of Kedge on one thread, in a folder."""
-    path = os.pathsep.join([str(Path(kedge.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "PYTHONPATH": path.rstrip(os.pathsep),
-    }
-    command = [sys.executable, "-m", "kedge", *arguments]
-    return subprocess.run(
-        command,
-        cwd=place,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-        encoding="utf-8",
-    )
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else ""
 
 
 def _share(part: int, whole: int) -> str:

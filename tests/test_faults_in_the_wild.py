@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 
@@ -14,14 +14,11 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 @pytest.fixture(scope="module")
 def wild():
     """The benchmark as a module."""
-    spec = importlib.util.spec_from_file_location(
-        "faults_in_the_wild", BENCHMARKS / "faults_in_the_wild.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+        yield importlib.import_module("faults_in_the_wild")
+        for name in ("faults_in_the_wild", "trials"):
+            del sys.modules[name]
 
 
 def outcome(wild, codes, findings, *, hidden="", name="fault"):

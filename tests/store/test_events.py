@@ -14,8 +14,10 @@ from kedge.json_input.shape import Misshapen
 from kedge.store.events import (
     BadOperation,
     BadTensor,
+    BatchSizesEvent,
     DumpEvent,
     EndEvent,
+    EvaluatedOutputsEvent,
     GradientsUsedEvent,
     GradsKeptEvent,
     LedgerEvent,
@@ -27,11 +29,13 @@ from kedge.store.events import (
     NotOptimizedEvent,
     OperationsEvent,
     OptimizersEvent,
+    OutputSize,
     PossibleProducer,
     ProducerEvent,
     RecordedOptimizer,
     RunEvent,
     SavedEvent,
+    TargetsEvent,
     UnknownEvent,
     UnseenDetail,
     UnseenEvent,
@@ -43,7 +47,11 @@ from kedge.store.saved_account import BytesOverStep, LineSums, Sums, TotalSums
 
 LINE = SourceLine("train.py", 7, "fit", "loss.backward()")
 EVENTS = [
+    BatchSizesEvent(step=1, root=0, input="ids", batch=50, others=("pixels",)),
     DumpEvent(step=3, site="act:out", folder="dump-3", module="act", value="nan", reached=False),
+    EvaluatedOutputsEvent(
+        step=2, root=0, sizes=(OutputSize(step=2, site=":out", rms=0.5),), estimates=("bn",)
+    ),
     EndEvent(exit=0, steps=9, seconds=2.5, levels={"skipped": 4}),
     GradientsUsedEvent(optimizer=0, steps=9, arrived=2.0, used=1.0, share=0.5, least=1, most=1),
     GradsKeptEvent(step=2, optimizer=1, checked=8, kept=8),
@@ -70,6 +78,7 @@ EVENTS = [
         course=BytesOverStep((64, 0), (1, 2), 64, 1, 2, (("fc", 64), (None, 0))),
         seconds=0.5,
     ),
+    TargetsEvent(step=2, root=0, positions=48, before=True, source=LINE),
     UnseenEvent(what="failed", detail=UnseenDetail(name="a step", cause="ValueError")),
 ]
 

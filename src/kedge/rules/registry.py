@@ -37,12 +37,15 @@ from kedge.rules.rule import SEVERITIES, Finding, Rule
 from kedge.rules.saved_memory import SavedMemory
 from kedge.rules.settings import toml
 from kedge.rules.training.batch_of_one import BatchOfOne
+from kedge.rules.training.batch_sizes import BatchSizes
 from kedge.rules.training.double_softmax import DoubleSoftmax
+from kedge.rules.training.eval_apart import EvalApart
 from kedge.rules.training.eval_mode import EvalMode
 from kedge.rules.training.loss_below_zero import LossBelowZero
 from kedge.rules.training.no_learning import NoLearning
 from kedge.rules.training.same_batch import SameBatch
 from kedge.rules.training.spike import Spike
+from kedge.rules.training.targets_are_inputs import TargetsAreInputs
 from kedge.rules.training.train_mode import TrainMode
 from kedge.store.recording import Recording
 
@@ -68,8 +71,11 @@ ALL: tuple[Rule, ...] = (
     LossBelowZero(),
     EvalMode(),
     TrainMode(),
+    EvalApart(),
     BatchOfOne(),
+    BatchSizes(),
     SameBatch(),
+    TargetsAreInputs(),
     InputScale(),
     UpdateRatio(),
     InitScale(),

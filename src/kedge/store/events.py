@@ -210,6 +210,39 @@ class ActiveDropout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutputSize:
+    """How large the output of an evaluation was.
+
+    Attributes:
+        step: The step.
+        site: The site of the output.
+        rms: Its root mean square, of up to 1,024 elements.
+    """
+
+    step: Count
+    site: str
+    rms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedOutputsEvent(RunEvent):
+    """The outputs of some evaluations of a trained root, at the end of the run.
+
+    Attributes:
+        step: The step of the first one.
+        sizes: How large they were.
+        estimates: The paths of modules that compute with what they estimated in training, such as
+            batch norms.
+    """
+
+    kind = "evaluated-outputs"
+    step: int
+    root: Count
+    sizes: tuple[OutputSize, ...]
+    estimates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationEvent(RunEvent):
     """The forward passes of a trained root in a row without gradients, at the end of the run.
 
@@ -236,6 +269,44 @@ class DataLoaderSeen:
 
     batch_size: int | None = None
     batches: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSizesEvent(RunEvent):
+    """One input of a root has a first size of one where others have a batch, and changes from step to step.
+
+    Attributes:
+        step: The first step in which it was seen.
+        input: The name of that input.
+        batch: The first size of the others.
+        others: Their names.
+    """
+
+    kind = "batch-sizes"
+    step: int
+    root: Count
+    input: str
+    batch: Count
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetsEvent(RunEvent):
+    """The targets of a root's loss are the tokens that it embeds.
+
+    Attributes:
+        step: The last step in which they were compared.
+        positions: How many targets there are.
+        before: Whether each target is the token of the position before it, instead of its own.
+        source: The line that computed the loss.
+    """
+
+    kind = "targets"
+    step: int
+    root: Count
+    positions: Count
+    before: bool = False
+    source: SourceLine | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Rules that read what the program gives its models: SAME-BATCH in training, TRAIN-MODE in evaluation."""
+"""Rules that read what the program gives its models, in training and in evaluation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from kedge.rules.rule import Finding, Rule
+from kedge.rules.training.batch_sizes import BatchSizes
+from kedge.rules.training.eval_apart import EvalApart
 from kedge.rules.training.same_batch import SameBatch
+from kedge.rules.training.targets_are_inputs import TargetsAreInputs
 from kedge.rules.training.train_mode import TrainMode
 from tests.rules.goldens import SAMPLES, Golden, golden, written
 from tests.rules.scenes import Course, steady
@@ -103,8 +106,17 @@ def test_the_same_batch_beside_a_loader_of_several_is_a_warning():
     "loaders", [[], [{"batch_size": 64, "batches": 8}], [{"batch_size": 32, "batches": 1}]]
 )
 def test_the_same_batch_may_be_all_data(loaders):
-    """A loader of other batches may be that of an evaluation."""
-    assert found(SameBatch(), **repeated(loaders=loaders)) == []
+    """A loader of other batches may be that of an evaluation; a power of two is the size of most batches."""
+    (finding,) = found(SameBatch(), **repeated(loaders=loaders))
+
+    assert finding.severity == "info"
+    assert "they are 32 samples, which may be one batch or all data" in finding.message
+
+
+@pytest.mark.parametrize("batch", [2, 30, 150, 1024])
+def test_other_numbers_of_samples_are_taken_for_all_data(batch):
+    """As the 150 flowers of iris."""
+    assert found(SameBatch(), **repeated(batch=batch)) == []
 
 
 def test_nine_equal_steps_are_too_few():
@@ -126,3 +138,107 @@ def golden_same_batch(*, fires: bool) -> Golden:
     """Give the same inputs in ten steps after the first, or in nine."""
     event = repeated(compared=10 if fires else 9, loaders=[{"batch_size": 32, "batches": 8}])
     return written(made({"step": 4, "root": 0, **event}))
+
+
+def sized(*sizes: tuple[int, float], estimates: tuple[str, ...] = ("bn",)) -> dict[str, Any]:
+    """Describe the outputs of evaluations, each by its step and size; those of training have 0.1."""
+    return {
+        "kind": "evaluated-outputs",
+        "sizes": [{"step": step, "site": "fc:out", "rms": rms} for step, rms in sizes],
+        "estimates": list(estimates),
+    }
+
+
+def evaluated(event: dict[str, Any]) -> list[Finding]:
+    """Run EVAL-APART over a training of forty steps with outputs of 0.1."""
+    return list(EvalApart().check(training(event).recording()))
+
+
+def training(event: dict[str, Any]) -> Course:
+    """Make a healthy training, with a note on its evaluations."""
+    course = Course(range(41))
+    course.weight("fc", steady(0.1, 1e-3, 1e-4), out=0.1)
+    course.roots[0]["trained"] = True
+    course.events = [{"step": 0, "root": 0, **event}]
+    return course
+
+
+def test_outputs_that_are_far_larger_in_evaluation_are_a_warning():
+    """The last evaluation decides, when training has settled."""
+    (finding,) = evaluated(sized((0, 0.1), (40, 3.1)))
+
+    assert (finding.severity, finding.site, finding.step) == ("warning", "fc:out", 40)
+    assert (
+        "its output (fc:out) had an rms of 3.1, where the nearest measured steps of training have 0.1"
+        in finding.message
+    )
+    assert "estimated in training, at bn" in finding.message
+
+
+def test_an_evaluation_before_the_training_is_info():
+    """Its numbers say nothing, and do no harm."""
+    (finding,) = evaluated(sized((0, 200.0), (40, 0.1)))
+
+    assert (finding.severity, finding.step) == ("info", 0)
+    assert "before its first step of training" in finding.message
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        sized((0, 2.9), (40, 2.9)),
+        sized((30, 9.0), (40, 0.1)),
+        sized((10, 9.0)),
+        sized((40, 9.0), estimates=()),
+    ],
+)
+def test_other_outputs_of_evaluation_are_no_finding(event):
+    """Thirty times is little, one evaluation is past, ten steps are few; without estimates it is meant so."""
+    assert evaluated(event) == []
+
+
+def test_one_sample_beside_a_batch_is_info():
+    """Whether it is broadcast cannot be seen from outside."""
+    event = {"kind": "batch-sizes", "input": "ids", "batch": 50, "others": ["pixels"]}
+    (finding,) = found(BatchSizes(), **event)
+
+    assert (finding.severity, finding.site) == ("info", ":in")
+    assert finding.message == (
+        "Net got one sample of input ids, and 50 of pixels, and this input changes from step to "
+        "step: if it is broadcast, all 50 samples are computed with the same one."
+    )
+
+
+def test_targets_that_are_the_inputs_are_a_warning():
+    """The line of the loss is named, and whether the shift is missing or the wrong way."""
+    source = {"file": "lm.py", "line": 9, "function": "step", "text": None}
+    event = {"kind": "targets", "positions": 512, "source": source}
+    (finding,) = found(TargetsAreInputs(), **event)
+    (before,) = found(TargetsAreInputs(), **{**event, "before": True, "source": None})
+
+    assert finding.severity == "warning"
+    assert "512 targets of the loss at lm.py:9" in finding.message
+    assert "is the token at its own position among those that the model embeds" in finding.message
+    assert "512 targets of the loss is the token of the position before it" in before.message
+
+
+@golden("EVAL-APART")
+def golden_eval_apart(*, fires: bool) -> Golden:
+    """Return outputs that are a hundred times larger, or as large."""
+    return written(training(sized((40, 10.0 if fires else 0.1))))
+
+
+@golden("BATCH-SIZES")
+def golden_batch_sizes(*, fires: bool) -> Golden:
+    """Give one sample of one input, or no such note."""
+    event = {"kind": "batch-sizes", "input": "ids", "batch": 50, "others": ["pixels"]}
+    events = [{"step": 4, "root": 0, **event}] if fires else []
+    return written(made(*events))
+
+
+@golden("TARGETS-ARE-INPUTS")
+def golden_targets_are_inputs(*, fires: bool) -> Golden:
+    """Train a model to return its input, or not."""
+    event = {"kind": "targets", "positions": 512}
+    events = [{"step": 4, "root": 0, **event}] if fires else []
+    return written(made(*events))

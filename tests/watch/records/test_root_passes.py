@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 from torch.utils.data import DataLoader, TensorDataset
 
 from kedge.torch_internals import modes
@@ -225,3 +226,161 @@ def test_learning_rates_are_noted_whenever_they_change() -> None:
     events = watch(program, every=1).events
     noted = [dict(event) for event in events if event["kind"] == "learning-rates"]
     assert [(note["step"], note["rates"]) for note in noted] == [(0, [0.01, 0.5]), (3, [0.0, 0.5])]
+
+
+def test_the_sizes_of_evaluated_outputs_are_noted_with_what_estimates() -> None:
+    """One in each evaluation, and one before the training; those in training mode are not.
+
+    Until an optimizer steps, the two passes before are steps.
+    """
+    model = net()
+    calls(model, mode=False)
+
+    def program() -> None:
+        calls(model, mode=False, times=2)
+        training(model, lambda model: calls(model, mode=False), epochs=3)()
+
+    (note,) = notes(program, "evaluated-outputs")
+
+    assert note["estimates"] == ["1"]
+    assert [each["step"] for each in note["sizes"]] == [1, 10, 18, 26]
+    assert {each["site"] for each in note["sizes"]} == {":out"}
+    with torch.no_grad():
+        largest = max(model(torch.randn(60, 4)).square().mean().sqrt() for _ in range(20))
+    assert 0 < note["sizes"][-1]["rms"] < 2 * largest
+    assert notes(training(net(), lambda model: calls(model, mode=True)), "evaluated-outputs") == []
+
+
+@pytest.mark.parametrize("norm", ["hook", "parametrization"])
+def test_a_spectral_norm_is_an_estimate(norm: str) -> None:
+    """PyTorch has two."""
+    add: Any = nn.utils.spectral_norm if norm == "hook" else parametrizations.spectral_norm
+    model = nn.Sequential(nn.Linear(4, 4), add(nn.Linear(4, 2)))
+
+    (note,) = notes(training(model, lambda model: calls(model, mode=False)), "evaluated-outputs")
+
+    assert all(path.startswith("1") for path in note["estimates"])
+    assert len(note["estimates"]) == 1
+
+
+class TwoInputs(nn.Module):
+    """Adds the embedding of a text to an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = nn.Embedding(8, 4)
+        self.image = nn.Linear(4, 4)
+
+    def forward(self, image: Tensor, ids: Tensor) -> Tensor:
+        """Add both."""
+        return self.text(ids).mean(1) + self.image(image)
+
+
+@pytest.mark.parametrize(
+    ("texts", "wanted"),
+    [
+        (lambda step: torch.full((1, 3), step // 2 % 8), [("ids", 6, ["0"])]),
+        (lambda step: torch.full((6, 3), step % 8), []),
+        (lambda step: torch.full((1, 3), 5), []),
+        (lambda step: torch.full((1, 6), step % 8), []),
+    ],
+    ids=["one sample", "a batch", "the same for all steps", "the batch in the second place"],
+)
+def test_one_sample_beside_a_batch_is_noted_if_it_changes(texts: Any, wanted: Any) -> None:
+    """It changes in every second step here."""
+    model = TwoInputs()
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(12):
+            optimizer.zero_grad()
+            model(torch.randn(6, 4), ids=texts(step)).square().mean().backward()
+            optimizer.step()
+
+    events = [dict(e) for e in watch(program, every=1).events if e["kind"] == "batch-sizes"]
+    assert [(e["input"], e["batch"], e["others"]) for e in events] == wanted
+
+
+def language_model(
+    targets: Callable[[Tensor], Tensor], *, steps: int = 6, around: Any = contextlib.nullcontext
+) -> list[dict[str, Any]]:
+    """Train a model of tokens; return what is noted of its targets."""
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(steps):
+            tokens = torch.randint(0, 16, (4, 12))
+            with around():
+                found = model(tokens)
+            loss = functional.cross_entropy(found.flatten(0, 1), targets(tokens).flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    events = watch(program, every=1).events
+    return [dict(event) for event in events if event["kind"] == "targets"]
+
+
+def padded(tokens: Tensor) -> Tensor:
+    """Ignore the end of each row."""
+    return torch.cat([tokens[:, :8], torch.full_like(tokens[:, 8:], -100)], 1)
+
+
+@pytest.mark.parametrize(
+    ("targets", "before"),
+    [(lambda tokens: tokens, False), (padded, False), (lambda tokens: tokens.roll(1, 1), True)],
+    ids=["without a shift", "padded", "shifted the wrong way"],
+)
+def test_targets_that_are_the_embedded_tokens_are_noted(targets: Any, before: bool) -> None:
+    """With the line of the loss."""
+    (note,) = language_model(targets)
+
+    assert (note["positions"], note["before"]) == (48, before)
+    assert note["source"]["text"].startswith("loss = functional.cross_entropy(")
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        lambda tokens: tokens.roll(-1, 1),
+        lambda tokens: torch.where(torch.rand(tokens.shape) < 0.5, tokens, (tokens + 1) % 16),
+        torch.zeros_like,
+    ],
+    ids=["shifted", "half of them others", "all one number"],
+)
+def test_targets_of_a_language_model_are_not(targets: Any) -> None:
+    """A masked model has some of its tokens as targets."""
+    assert language_model(targets) == []
+
+
+def test_a_mode_of_the_program_stays_through_its_evaluations() -> None:
+    """As `torch.set_default_device` has one; the looks are put on top of it and taken off."""
+    depths = []
+
+    def evaluate(model: nn.Module) -> None:
+        calls(model, mode=False)
+        depths.append(modes.function_modes())
+
+    before = modes.function_modes()
+
+    def program() -> None:
+        with torch.device("cpu"):
+            training(nn.Sequential(Dropping(told=False)), evaluate)()
+
+    (note,) = notes(program, "evaluation")
+
+    assert len(note["dropout"]) == 1
+    assert depths == [before + 1] * 4
+    assert modes.function_modes() == before
+
+
+def test_no_mode_is_left_behind_and_a_block_of_the_program_ends_as_it_began() -> None:
+    """The look ends with its step; inside of a block of the program's own mode there is none."""
+    before = modes.function_modes()
+
+    (_,) = language_model(lambda tokens: tokens, steps=3)
+    assert modes.function_modes() == before
+
+    assert language_model(lambda tokens: tokens, around=lambda: torch.device("cpu")) == []
+    assert modes.function_modes() == before

@@ -1,17 +1,20 @@
-"""Copies of some elements of tensors, to see whether they have changed."""
+"""Some elements of tensors, to see how large they are and whether they have changed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from kedge import native
+from kedge.sites import leaves
 from kedge.sites.leaves import own_part
 from kedge.store.exponents import spacing
+from kedge.torch_internals import modes
 
 _LARGEST = torch.finfo(torch.float32).max
 _SAMPLE = 1024
@@ -71,3 +74,23 @@ def sample(param: Tensor) -> Tensor:
     """Return up to 1,024 elements of a parameter, evenly spread and always the same."""
     flat = own_part(param).detach().reshape(-1)
     return flat[:: spacing(flat.numel(), _SAMPLE)]
+
+
+def tensors_in(value: Any) -> list[tuple[str, Tensor]]:
+    """Return the tensors in what a model takes or returns, by name.
+
+    None if it cannot be searched, which its own site reports.
+    """
+    try:
+        return leaves.find(value)
+    except Exception:  # noqa: BLE001 - of a container of the program
+        return []
+
+
+def can_sample(value: Tensor) -> bool:
+    """Whether `sample` can take elements of a tensor, and there are any."""
+    if value.is_meta or value.layout is not torch.strided or value.is_quantized:
+        return False
+    if modes.is_fake(value) or modes.is_wrapped(value):
+        return False
+    return value.numel() > 0 and leaves.has_memory(value)

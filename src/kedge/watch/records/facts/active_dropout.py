@@ -12,8 +12,6 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from kedge.hooks.placing.concealed import KedgeHook
-from kedge.hooks.placing.installed import ConcealedHook
 from kedge.store.events import ActiveDropout
 from kedge.torch_internals import modes
 from kedge.torch_internals.module_tables import modules_in
@@ -48,29 +46,23 @@ class DropoutLook(TorchFunctionMode):
         self.found: dict[ActiveDropout, None] = {}
         self._label = label
         self._paths: dict[int, str] = {}
-        self._hook: ConcealedHook | None = None
         self._is_up = False
 
     def begin(self, module: nn.Module) -> None:
-        """Begin, before the forward of the model."""
+        """Prepare for the forward of the model."""
         self._paths = {id(inside): path for path, inside in modules_in(module).items()}
-        handle = module.register_forward_hook(_PassEnds(self), always_call=True)
-        self._hook = ConcealedHook(handle)
-        modes.push_function_mode(self)
-        self._is_up = True
 
-    def end(self) -> None:
-        """End, after the forward; the hook that says so stays until `close`."""
+    def put_up(self) -> None:
+        """Begin to see the thread's operations; outside of own work."""
+        if not self._is_up:
+            self._is_up = True
+            modes.push_function_mode(self)
+
+    def take_down(self) -> None:
+        """See nothing any more; outside of own work."""
         if self._is_up:
             self._is_up = False
             modes.take_off(self)
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-        self.end()
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and keep it if it is an active dropout."""
@@ -98,17 +90,6 @@ class DropoutLook(TorchFunctionMode):
             text=line.text,
         )
         self.found[call] = None
-
-
-class _PassEnds(KedgeHook):
-    """The forward hook that ends a look."""
-
-    def __init__(self, look: DropoutLook) -> None:
-        self.look = look
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """The forward hook."""
-        self.look.end()
 
 
 def _dropped_share(func: Any, args: Any, kwargs: Any) -> float:

@@ -1,4 +1,4 @@
-"""The inputs of a model over the steps: whether they are the same in each."""
+"""The inputs of a model over the steps: whether they are the same in each, and fit each other."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.sites import leaves
-from kedge.store.events import DataLoaderSeen, RepeatedInputsEvent
-from kedge.torch_internals import modes
+from kedge.store.events import BatchSizesEvent, DataLoaderSeen, RepeatedInputsEvent
 from kedge.watch.models.roots import RootModule
-from kedge.watch.records.samples import sample
+from kedge.watch.records.facts.batch_sizes import InputSizes
+from kedge.watch.records.samples import can_sample, sample, tensors_in
 
 _MOST = 30
 """Most steps in which inputs are compared: more would say nothing new."""
@@ -31,31 +30,38 @@ class Inputs:
 
     def __init__(self, root: RootModule) -> None:
         self._root = root
+        self._sizes = InputSizes(root)
         self._first: list[Tensor] = []
         self._since = self._last = -1
         self._batch = 0
-        self._compared = 0
+        self._looks = self._compared = 0
         self._vary = False
         self._on_devices: list[Tensor] = []
         self._loaders: tuple[DataLoaderSeen, ...] = ()
 
     def wants(self, step: int, *, measured: bool) -> bool:
         """Whether the inputs of a pass in a step are looked at."""
-        is_over = self._vary or self._compared == _MOST
+        is_known = self._vary and not self._sizes.waits
+        is_over = is_known or self._looks == _MOST
         return measured and not is_over and step != self._last
 
-    def take(self, given: Any, step: int) -> None:
+    def take(self, args: Any, kwargs: Any, step: int) -> None:
         """Compare the inputs of a pass with those of the first step."""
         self._last = step
-        found = _tensors(given)
-        if not found or not all(map(_can_compare, found)):
+        self._looks += 1
+        named = tensors_in({**dict(enumerate(args)), **(kwargs or {})})
+        found = [value for _, value in named]
+        if not found or not all(map(can_sample, found)):
             self._vary = True  # as far as can be known
             return
+        self._sizes.compare(named, step)
         samples = [sample(value) for value in found]
         if not self._first:
             self._first = [value.clone() for value in samples]
             self._batch = max((value.shape[0] for value in found if value.dim()), default=0)
             self._since = step
+            return
+        if self._vary:
             return
 
         self._compared += 1
@@ -63,10 +69,11 @@ class Inputs:
         if self._compared == _SUSPICIOUS and not self._vary and not self._on_devices:
             self._loaders = tuple(_data_loaders())
 
-    def notes(self) -> list[RepeatedInputsEvent]:
+    def notes(self) -> list[RepeatedInputsEvent | BatchSizesEvent]:
         """Return the notes at the end of the run."""
+        sizes = self._sizes.notes()
         if self._vary or not self._compared or not all(map(bool, self._on_devices)):
-            return []
+            return [*sizes]
         note = RepeatedInputsEvent(
             step=self._since,
             root=self._root.index,
@@ -74,7 +81,7 @@ class Inputs:
             batch=self._batch,
             loaders=self._loaders or tuple(_data_loaders()),
         )
-        return [note]
+        return [note, *sizes]
 
     def _compare(self, samples: list[Tensor]) -> None:
         """Compare inputs with the first ones."""
@@ -87,22 +94,6 @@ class Inputs:
                 self._vary = not torch.equal(value, first)
             else:
                 self._on_devices.append((value == first).all())
-
-
-def _tensors(given: Any) -> list[Tensor]:
-    """Return the tensors in what a model is given; none if it cannot be searched, which its own site reports."""
-    try:
-        return [value for _, value in leaves.find(given)]
-    except Exception:  # noqa: BLE001 - of a container of the program
-        return []
-
-
-def _can_compare(value: Tensor) -> bool:
-    if value.is_meta or value.layout is not torch.strided or value.is_quantized:
-        return False
-    if modes.is_fake(value) or modes.is_wrapped(value):
-        return False
-    return value.numel() > 0 and leaves.has_memory(value)
 
 
 def _data_loaders() -> Iterable[DataLoaderSeen]:

@@ -16,6 +16,7 @@ from kedge.torch_internals.module_tables import is_replica, modules_in
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.facts.evaluations import Evaluations
 from kedge.watch.records.facts.inputs import Inputs
+from kedge.watch.records.facts.language_targets import LanguageTargets
 from kedge.watch.steps.shield import WatchShield
 
 
@@ -62,27 +63,35 @@ class RootPasses:
         """Return the notes at the end of a run."""
         notes: list[RunEvent] = []
         for known in self._of.values():
-            notes += known.evaluations.notes()
             if known.root.optimizers:
+                notes += known.evaluations.notes()
                 notes += known.inputs.notes()
+                notes += known.targets.notes()
         return notes
 
     def close(self) -> None:
         """Remove what a pass without an end has left behind."""
         for known in self._of.values():
             known.evaluations.close()
+            known.targets.take_down()
 
 
 class PassHook(KedgeHook):
-    """The forward-pre hook of one root."""
+    """The forward-pre hook of one root.
+
+    Modes go on the stack and off it outside of own work; see Note [Own work] in
+    `kedge.torch_internals.own_work`.
+    """
 
     def __init__(self, passes: RootPasses, root: RootModule, shield: WatchShield) -> None:
         self.passes = passes
         self.root = root
-        self.evaluations = Evaluations(root)
+        self.evaluations = Evaluations(root, shield)
         self.inputs = Inputs(root)
+        self.targets = LanguageTargets(root)
         self._evaluated = shield.around(self.evaluations.count, "evaluations")
         self._given = shield.around(self.inputs.take, "inputs")
+        self._looked = shield.around(self.targets.begin, "targets")
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         """The forward-pre hook; removed in the midst of a call it gets no arguments by name."""
@@ -90,10 +99,14 @@ class PassHook(KedgeHook):
         if torch.compiler.is_compiling() or in_backward() or is_replica(module):
             return
         if not torch.is_grad_enabled():
-            if self.root.optimizers:
-                self._evaluated(module, passes.step())
+            self._evaluated(module, passes.step())
+            self.evaluations.put_up()
             return
         passes.graded()
         step = passes.step()
+        self.targets.take_down(step)
         if self.inputs.wants(step, measured=passes.measured):
-            self._given((args, kwargs), step)
+            self._given(args, kwargs, step)
+        if passes.measured and self.targets.wants(step):
+            self._looked(module, step)
+            self.targets.put_up()

@@ -18,7 +18,7 @@ from tests.rules.goldens import DOCS, FOLDER, findings, load, makers, write
 from tests.rules.page import markdown
 from tests.rules.scenes import NAN, all_of, chain
 
-SECTIONS = ("Meaning:", "Formula:", "Window:", "Thresholds:", "Evidence:", "Remedy:")
+SECTIONS = ("Meaning:", "Formula:", "Window:", "Thresholds:", "Evidence:", "Remedy:", "Cannot see:")
 
 HEALTHY = (
     "give the rest of the recording the figures of a healthy run: weights by "

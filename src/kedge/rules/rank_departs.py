@@ -111,6 +111,11 @@ class RankDeparts(Rule):
         Out of sync: if the gradients still agreed, look at clipping, the scaler and the optimizer; if
         not, at how they are exchanged. Look for random decisions that differ between ranks, and for
         layers that DistributedDataParallel does not know. Otherwise look at the data that this rank gets, and at its device.
+
+    Cannot see:
+        Ranks that were not recorded, gradients that are exchanged wrongly but alike on all
+        ranks, and parts of a model that differ between ranks from the first measured step on,
+        which are taken for parts of it.
     """
 
     tolerance: float = 1e-4

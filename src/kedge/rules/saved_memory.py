@@ -55,6 +55,10 @@ class SavedMemory(Rule):
         inputs; kedge.offload keeps its saved tensors elsewhere; scaled_dot_product_attention saves
         less than attention written with softmax; and cross-entropy saves less if it is computed in
         parts.
+
+    Cannot see:
+        What is saved by operations after the last module, such as a functional loss, and memory
+        that is not autograd's: of parameters, gradients, optimizers and caches.
     """
 
     share: float = 0.2

@@ -74,6 +74,11 @@ class DeadChannel(Rule):
         at once), use LeakyReLU or GELU, initialise the weights to fit ReLU
         (torch.nn.init.kaiming_normal_) and the biases with zeros, and normalise before the
         activation.
+
+    Cannot see:
+        Channels that fire only for inputs which were not measured; units of ReLU that the
+        forward calls as a function, as no module returns them; whether the network does well
+        all the same.
     """
 
     warning: float = 0.5

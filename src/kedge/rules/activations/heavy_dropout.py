@@ -49,6 +49,10 @@ class HeavyDropout(Rule):
 
     Remedy:
         Give nn.Dropout the share to drop, not the share to keep: 0.1 to 0.5.
+
+    Cannot see:
+        Dropout that a forward calls as a function, that of attention weights, and whether a
+        share below 0.85 is too much for this model.
     """
 
     least: float = 0.15

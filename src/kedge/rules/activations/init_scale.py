@@ -65,6 +65,10 @@ class InitScale(Rule):
         Use the initialisation that fits the activation (torch.nn.init.kaiming_normal_ for ReLU,
         xavier_normal_ for tanh), add normalisation or residual connections, and feed inputs of unit
         variance.
+
+    Cannot see:
+        An initialisation that normalisation layers make up for; models of few layers; a first
+        step that was not watched.
     """
 
     doublings: float = 6.0

@@ -77,6 +77,10 @@ class InputScale(Rule):
     Remedy:
         Scale the inputs: subtract the mean and divide by the standard deviation of the training
         data, or divide pixels by 255.
+
+    Cannot see:
+        One feature among many whose scale is far from that of the others; inputs that are
+        shifted but not too large; wrong order of channels or units.
     """
 
     scale: float = 50.0

@@ -63,6 +63,9 @@ class NearOverflow(Rule):
     Remedy:
         Normalise before the module, scale down its input or its weights, or compute it in bfloat16
         or float32, whose range is much larger.
+
+    Cannot see:
+        Values inside of a module that it does not return, such as the scores of an attention.
     """
 
     headroom: float = 2.0

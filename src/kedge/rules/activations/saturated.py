@@ -76,6 +76,10 @@ class Saturated(Rule):
         Scale down its input: a smaller initialisation (Xavier), normalisation before it, a smaller
         learning rate, inputs with zero mean and unit variance. Or use an activation without flat
         ends.
+
+    Cannot see:
+        Activations that the forward calls as functions, such as torch.tanh, and the gates
+        inside of recurrent layers.
     """
 
     share: float = 0.5

@@ -69,6 +69,10 @@ class ScaleDrift(Rule):
         Add normalisation or weight decay, lower the learning rate, and look for a value that is
         scaled again and again: a running statistic, a residual branch without a norm, a weight
         without decay.
+
+    Cannot see:
+        A drift inside of a module, or one that is slower than the run is long; whether the
+        drift does harm.
     """
 
     slope: float = 0.5

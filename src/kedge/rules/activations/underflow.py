@@ -73,6 +73,10 @@ class Underflow(Rule):
         In float16, scale the loss (torch.amp.GradScaler), or use bfloat16, which has the range of
         float32. If there is a scaler already: it starts too low, or the loss is divided by too
         much.
+
+    Cannot see:
+        Activations that have become zero, gradients inside of a module, and an optimizer whose
+        own squares or sums are too small for their dtype.
     """
 
     share: float = 0.05

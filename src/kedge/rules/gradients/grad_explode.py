@@ -83,6 +83,10 @@ class GradExplode(Rule):
     Remedy:
         Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), and
         look at the batch and at the parameter with the largest share of the norm.
+
+    Cannot see:
+        Gradients that are too large from the first steps on (RATE-TOO-LARGE); an explosion of
+        one layer that the norm of all others hides.
     """
 
     factor: float = 10.0

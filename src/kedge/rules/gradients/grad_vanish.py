@@ -87,6 +87,10 @@ class GradVanish(Rule):
         fit the activation (torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh). If
         that is not enough, add normalisation, such as BatchNorm or LayerNorm, or residual
         connections.
+
+    Cannot see:
+        Models of fewer than min_weights weights; a fading that normalisation layers or Adam
+        make up for; gradients that fade over the steps of one recurrent layer.
     """
 
     ratio: float = 1e-3

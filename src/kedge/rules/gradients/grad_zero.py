@@ -71,6 +71,9 @@ class GradZero(Rule):
         read an output that has seen more than one step. Else look between the named module and the
         one before it for an operation with slope zero: round, sign, argmax, a comparison, clamp, a
         product with zero, dead units (DEAD-CHANNEL), saturated ones (SATURATED).
+
+    Cannot see:
+        Which operation between two modules has slope zero; a gradient that is almost zero.
     """
 
     samples: int = 20

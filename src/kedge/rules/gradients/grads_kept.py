@@ -59,6 +59,10 @@ class GradsKept(Rule):
 
     Remedy:
         Call optimizer.zero_grad() in each step, before backward().
+
+    Cannot see:
+        Gradients that are kept in some steps only, between which the measured ones lie;
+        gradients that the program adds up itself and gives to the optimizer.
     """
 
     share: float = 0.5

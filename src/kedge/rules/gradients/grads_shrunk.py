@@ -60,6 +60,10 @@ class GradsShrunk(Rule):
 
     Remedy:
         Call scaler.unscale_(optimizer) before clip_grad_norm_; clip to a norm near the usual one.
+
+    Cannot see:
+        Gradients that are changed during backward, by hooks of the program: they arrive
+        changed. Clipping to next to nothing under Adam, which takes no harm from it.
     """
 
     share: float = 1e-3

@@ -112,6 +112,12 @@ class NanBorn(Rule):
         rate that is too large. If Kedge could search the autograd graph of the loss, the finding
         also names the operation and the line. kedge run --dump keeps the module's inputs, so that
         the call can be run again by itself.
+
+    Cannot see:
+        Which operation of a function between two modules made the value, where the graph of the
+        loss does not show it: then the finding lists those that may have. What is computed
+        inside of compiled code, TorchScript or another process. On a device, the step itself if
+        the program ended before the news arrived.
     """
 
     max_findings: int = 5

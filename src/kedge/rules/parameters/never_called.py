@@ -76,6 +76,10 @@ class NeverCalled(Rule):
     Remedy:
         Call the module, or remove it; call layer(x) instead of layer.forward(x); for a fused
         operation, watch the module around it.
+
+    Cannot see:
+        Modules whose parameters the program uses without calling them, except as far as their
+        gradients show it; modules that would be called later than the run lasted.
     """
 
     named: int = 6

@@ -68,6 +68,10 @@ class NeverInitialised(Rule):
     Remedy:
         Initialise them (torch.nn.init, or the layer's reset_parameters()), call load_state_dict
         with strict=True, and use torch.zeros or torch.randn instead of torch.empty.
+
+    Cannot see:
+        Leftover memory that holds usual numbers; wrong but usual initial values, of which INIT-
+        SCALE sees some; weights of a run that was not watched from its first step.
     """
 
     huge: float = 1e4

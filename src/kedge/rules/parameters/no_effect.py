@@ -94,6 +94,11 @@ class NoEffect(Rule):
         Keep parameters contiguous. In bfloat16 and float16 an update below a thousandth of the
         weight is lost in rounding: keep float32 master weights. For a rate of zero, give the
         schedule the real number of steps.
+
+    Cannot see:
+        Steps that change the weights by a wrong amount; a parameter of which only elements
+        change that were not drawn; parameters whose gradient is mostly zero, such as
+        embeddings.
     """
 
     window: int = 10

@@ -113,6 +113,11 @@ class NotOptimized(Rule):
         Make the optimizer when the model is complete (after replacing heads, adding tokens, to() or
         a reset), pass it model.parameters(), and keep layers in nn.ModuleList. Set requires_grad to
         False for parameters that should not change.
+
+    Cannot see:
+        Whether a parameter was left out on purpose without requires_grad_(False). An optimizer
+        outside of PyTorch that writes to copies, of which only a change of the parameters would
+        show.
     """
 
     named: int = 6

@@ -81,6 +81,11 @@ class RateTooLarge(Rule):
     Remedy:
         Divide the learning rate by ten, repeatedly if necessary; raise it slowly over the first
         steps (warm-up); clip gradients.
+
+    Cannot see:
+        A rate that is too large later in the run (UPDATE-RATIO, SPIKE and GRAD-EXPLODE look
+        there), or for parameters with fewer than two dimensions; a rate with which the loss
+        still falls.
     """
 
     whole: float = 1.0

@@ -78,6 +78,10 @@ class UpdateRatio(Rule):
         raise the learning rate, check that the scheduler did not start at zero and that the
         gradient is not clipped or scaled to nothing. In bfloat16 and float16 an update below a
         thousandth of the weight is lost in rounding: keep float32 master weights.
+
+    Cannot see:
+        Whether a usual step is right for this model; parameters with fewer than two dimensions,
+        and embeddings.
     """
 
     high: float = 0.1

@@ -61,6 +61,10 @@ class BatchOfOne(Rule):
     Remedy:
         If it is the rest of an epoch, use DataLoader(..., drop_last=True); otherwise a larger
         batch, or GroupNorm or LayerNorm, which do not depend on the batch.
+
+    Cannot see:
+        Small batches of two or three, whose statistics are nearly as poor; a batch of one whose
+        images have several positions, unless the batch was larger in the first measured step.
     """
 
     named: int = 3

@@ -98,6 +98,11 @@ class DoubleSoftmax(Rule):
     Remedy:
         Pass the output of the last linear layer to the loss: remove the softmax or sigmoid from the
         model, or apply it only where you need probabilities. Or keep log_softmax and use nll_loss.
+
+    Cannot see:
+        Softmax and logarithm that are written by hand, a loss that is a
+        torch.autograd.Function, and operations between the two that are not known to keep
+        probabilities. A softmax over another wrong dimension than the batch.
     """
 
     shown: int = 6

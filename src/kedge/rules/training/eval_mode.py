@@ -60,6 +60,10 @@ class EvalMode(Rule):
     Remedy:
         Call model.train() before the training loop, and again after each evaluation. To keep
         statistics as they are, put only those modules into evaluation mode.
+
+    Cannot see:
+        A part of a model that should be in training mode, since many programs keep a part in
+        evaluation mode on purpose; a forward that takes the mode from elsewhere.
     """
 
     min_steps: int = 3

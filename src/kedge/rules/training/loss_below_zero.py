@@ -93,6 +93,10 @@ class LossBelowZero(Rule):
     Remedy:
         Pass log-probabilities to nll_loss, and targets between 0 and 1 to binary_cross_entropy.
         Check the sign of the loss, and of each term of it.
+
+    Cannot see:
+        A term of the wrong sign that the others hold, so that the loss stays above zero or
+        levels off; in a program with several losses, the sign of one.
     """
 
     least: float = 1e-3

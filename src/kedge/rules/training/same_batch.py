@@ -56,6 +56,10 @@ class SameBatch(Rule):
     Remedy:
         Make the iterator once and go on with it, or loop over the loader itself; draw the batch
         inside the loop, and set seeds before it.
+
+    Cannot see:
+        Inputs that come back every few steps; batches that are equal as sets but in another
+        order; targets, which the model is not given.
     """
 
     min_compared: int = 10

@@ -89,6 +89,10 @@ class Spike(Rule):
         Look at the batch of that step, clip gradients (torch.nn.utils.clip_grad_norm_), lower the
         learning rate or warm it up; skip such batches, as Lightning's SpikeDetection and the
         training of PaLM did.
+
+    Cannot see:
+        Whether the batch, the rate or the precision made the jump; jumps within the first
+        min_history steps, and rises that take longer than recent steps.
     """
 
     rtol: float = 2.0

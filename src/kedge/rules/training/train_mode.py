@@ -65,6 +65,10 @@ class TrainMode(Rule):
         Call model.eval() before the evaluation, and model.train() after it. In a forward, write
         F.dropout(x, p, training=self.training), and dropout_p=p if self.training else 0.0. Dropout
         that is left on to sample outputs on purpose needs no change.
+
+    Cannot see:
+        An evaluation whose passes have gradients, or that calls a copy of the model; dropout in
+        compiled code; other randomness in a forward.
     """
 
     min_passes: int = 6

@@ -16,6 +16,8 @@ from kedge.store.events import (
     BadTensor,
     DumpEvent,
     EndEvent,
+    FrozenEvent,
+    FrozenPart,
     GradientsUsedEvent,
     GradsKeptEvent,
     LedgerEvent,
@@ -45,6 +47,7 @@ LINE = SourceLine("train.py", 7, "fit", "loss.backward()")
 EVENTS = [
     DumpEvent(step=3, site="act:out", folder="dump-3", module="act", value="nan", reached=False),
     EndEvent(exit=0, steps=9, seconds=2.5, levels={"skipped": 4}),
+    FrozenEvent(step=0, root=0, frozen=8, elements=9, parts=(FrozenPart("body", 8, 8),)),
     GradientsUsedEvent(optimizer=0, steps=9, arrived=2.0, used=1.0, share=0.5, least=1, most=1),
     GradsKeptEvent(step=2, optimizer=1, checked=8, kept=8),
     LedgerEvent(sampled=3, sites=(LedgerLine(site="a:out", fired=0, ungraded="no_grad"),)),

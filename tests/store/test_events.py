@@ -18,6 +18,8 @@ from kedge.store.events import (
     DumpEvent,
     EndEvent,
     EvaluatedOutputsEvent,
+    FrozenEvent,
+    FrozenPart,
     GradientsUsedEvent,
     GradsKeptEvent,
     LedgerEvent,
@@ -53,6 +55,7 @@ EVENTS = [
         step=2, root=0, sizes=(OutputSize(step=2, site=":out", rms=0.5),), estimates=("bn",)
     ),
     EndEvent(exit=0, steps=9, seconds=2.5, levels={"skipped": 4}),
+    FrozenEvent(step=0, root=0, frozen=8, elements=9, parts=(FrozenPart("body", 8, 8),)),
     GradientsUsedEvent(optimizer=0, steps=9, arrived=2.0, used=1.0, share=0.5, least=1, most=1),
     GradsKeptEvent(step=2, optimizer=1, checked=8, kept=8),
     LedgerEvent(sampled=3, sites=(LedgerLine(site="a:out", fired=0, ungraded="no_grad"),)),

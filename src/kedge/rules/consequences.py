@@ -17,7 +17,8 @@ Gradients that add up make steps that are too long, which overwrite the weights.
 own mean is zero, whatever it was. Parameters that are not trained stay in their first state.
 Numbers below the range of a narrow dtype become zero. Units without a slope pass no gradient on. If
 all gradients were always zero, no weight has changed, and dead units were dead at the start. The
-gradient that grew is also the one that jumps, and it makes the steps long.
+gradient that grew is also the one that jumps, and it makes the steps long. Steps that are far too
+short change no loss.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from kedge.rules.gradients.grads_kept import GradsKept
 from kedge.rules.gradients.grads_shrunk import GradsShrunk
 from kedge.rules.holders import naming_ranks
 from kedge.rules.nonfinite.nan_born import NanBorn
+from kedge.rules.parameters.mostly_frozen import MostlyFrozen
 from kedge.rules.parameters.never_called import NeverCalled
 from kedge.rules.parameters.never_initialised import NeverInitialised
 from kedge.rules.parameters.no_effect import NoEffect
@@ -80,6 +81,7 @@ ALL: tuple[Rule, ...] = (
     UpdateRatio(),
     InitScale(),
     ScaleDrift(),
+    MostlyFrozen(),
     UnusedParam(),
     NeverCalled(),
     NoLearning(),

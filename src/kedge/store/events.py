@@ -437,6 +437,39 @@ class NotOptimizedEvent(RunEvent):
     in_vain: Count = left_out(0)
 
 
+@dataclass(frozen=True, slots=True)
+class FrozenPart:
+    """A child of a root, or a parameter of its own: its elements, and how many of them are frozen."""
+
+    path: str
+    elements: Count
+    frozen: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenEvent(RunEvent):
+    """Most elements of a trained root had requires_grad False, from this step to the end.
+
+    Attributes:
+        frozen: How many of its elements.
+        elements: How many it has.
+        weights: How many of the frozen ones are in weights whose spread was judged.
+        even: How many of these are in weights that are spread evenly between two bounds.
+        beside: How many of the frozen ones stand beside trained ones, as those of adapters do.
+        parts: The children of the root.
+    """
+
+    kind = "frozen"
+    step: int
+    root: Count
+    frozen: Count
+    elements: Count
+    weights: Count = 0
+    even: Count = 0
+    beside: Count = 0
+    parts: tuple[FrozenPart, ...] = ()
+
+
 # -- the loss ------------------------------------------------------------------------------------
 
 

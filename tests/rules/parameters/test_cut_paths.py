@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+import kedge
 from kedge.rules.parameters.unused_param import UnusedParam
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
 
 
 def found(
-    modules: Mapping[str, tuple[str | None, bool]], silent: Mapping[str, str]
+    modules: Mapping[str, tuple[str | None, bool]],
+    silent: Mapping[str, str],
+    given: Mapping[str, tuple[str | None, str]] | None = None,
 ) -> list[Finding]:
     """Run the rule on modules, in the order in which they returned.
 
@@ -21,6 +27,7 @@ def found(
         modules: Whether each has a graph, by the name of its node, and whether its output got a
             gradient.
         silent: The parameters without a gradient, with what ruled it out.
+        given: The node and the dtype of what some modules were given.
     """
     sites: list[dict[str, Any]] = []
     rows = []
@@ -34,6 +41,8 @@ def found(
                 {"site": f"{name}:out.grad", "path": name, "kind": "out.grad", "owner": name}
             )
             rows.append({"site": f"{name}:out.grad", "step": 0, "count": 1, "sumsq": 1.0})
+    for name, (node, dtype) in (given or {}).items():
+        sites.append({"site": f"{name}:in", "kind": "in", "node": node, "dtype": dtype})
     entries = [
         {
             "site": f"{name}:param.grad",
@@ -177,3 +186,184 @@ def test_digits_inside_of_a_name_are_no_number_of_a_block():
     findings = found({**modules, "": ("Addmm", True)}, {"layer1.a.w": "", "layer2.a.w": ""})
 
     assert [finding.evidence.last for finding in findings] == ["layer1.a", "layer2.a"]
+
+
+FLOAT = "float32"
+
+
+def test_a_module_that_was_given_no_graph_is_behind_the_cut():
+    """Nothing came to it from the module before, whose result had a graph: no checkpoint can be the reason."""
+    (finding,) = found(CHAIN, {"a.weight": "", "b.weight": ""}, {"c": (None, FLOAT)})
+
+    assert "no gradient came to what lies before c" in finding.message
+    assert "b returned a value with a graph" in finding.message
+    assert "the path from the loss ends between b and c" in finding.message
+    assert "Look between b and c for detach(), .data" in finding.remedy
+    assert "checkpoint" not in finding.remedy
+    assert finding.entry()["evidence"]["given"] == "no graph"
+
+
+def test_a_module_that_was_given_a_graph_shows_that_the_path_goes_past_the_one_before():
+    """Then the result of that is cut off where it is used, or is not used."""
+    (finding,) = found(CHAIN, {"b.weight": ""}, {"c": ("Relu", FLOAT)})
+
+    assert "the path from the loss goes past b" in finding.message
+    assert "Look where the result of b is used" in finding.remedy
+
+
+def test_one_input_with_a_graph_is_enough():
+    """Others of the same module are indices or masks."""
+    (finding,) = found(
+        CHAIN,
+        {"b.weight": ""},
+        {"c": ("Relu", FLOAT), "c[1]": (None, FLOAT), "c[2]": (None, "int64")},
+    )
+
+    assert finding.evidence.given == "graph"
+
+
+def test_whole_numbers_pass_no_gradient_on():
+    """As where the largest output is looked up in a table; this may also be another input."""
+    (finding,) = found(CHAIN, {"b.weight": ""}, {"c": (None, "int64")})
+
+    assert "c, after b, was given whole numbers alone" in finding.message
+    assert "If b makes these numbers (argmax" in finding.remedy
+
+
+def test_a_frozen_module_that_returned_no_graph_for_one_is_the_end():
+    """It was given a value with a graph."""
+    (finding,) = found({**CHAIN, "b": (None, False)}, {"a.weight": ""}, {"b": ("Relu", FLOAT)})
+
+    assert "b, after a, was given a value with a graph and returned one without" in finding.message
+    assert "Look in b and around its call" in finding.remedy
+
+
+def test_a_frozen_module_that_was_given_no_graph_is_behind_the_end():
+    """The path ends before it."""
+    (finding,) = found({**CHAIN, "b": (None, False)}, {"a.weight": ""}, {"b": (None, FLOAT)})
+
+    assert "ends between a and b" in finding.message
+    assert (finding.evidence.last, finding.evidence.next) == ("a", "c")
+
+
+def test_first_values_from_an_evaluation_say_nothing():
+    """There is no graph anywhere at first, whatever the training has."""
+    modules = {**CHAIN, "b": ("Addmm", False), "c": (None, True)}
+    (finding,) = found(modules, {"b.weight": ""}, {"c": (None, FLOAT)})
+
+    assert "given" not in finding.entry()["evidence"]
+    assert "the path from the loss ends after b" in finding.message
+
+
+class Net(nn.Module):
+    """Three layers, the path between which a function cuts."""
+
+    def __init__(self, cut: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.cut = cut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
+        return self.head(self.second(self.cut(self.first(x))).relu())
+
+
+def trained(tmp_path: Path, net: nn.Module, *, of: int | None = None) -> list[Finding]:
+    """Return what the rule finds in a short training; the loss takes one of several outputs."""
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with kedge.watch(tmp_path / "net.kedge", force=True):
+        for _ in range(4):
+            optimizer.zero_grad()
+            outputs = net(torch.randn(8, 4))
+            if of is not None:
+                outputs = outputs[of]
+            outputs.square().sum().backward()
+            optimizer.step()
+    return list(UnusedParam().check(Recording.open(tmp_path / "net.kedge")))
+
+
+def under_no_grad(value: Tensor) -> Tensor:
+    """Return a value that is computed without a graph."""
+    with torch.no_grad():
+        return value.relu()
+
+
+CUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "detach": Tensor.detach,
+    "data": lambda value: value.data.relu(),
+    "numbers": lambda value: torch.tensor(value.tolist()),
+    "no_grad": under_no_grad,
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_cut_between_two_modules_is_placed(cut: str, tmp_path: Path):
+    """With the lines that call the modules on both sides, in a program that ran."""
+    (finding,) = trained(tmp_path, Net(CUTS[cut]))
+
+    assert finding.evidence.sites == ["first.weight:param.grad", "first.bias:param.grad"]
+    assert (finding.evidence.last, finding.evidence.next) == ("first", "second")
+    assert finding.evidence.given == "no graph"
+    assert "first is called at" in finding.message
+    assert "test_cut_paths.py:" in finding.message
+
+
+def test_a_path_that_is_whole_is_no_finding(tmp_path: Path):
+    """All layers get gradients."""
+    assert trained(tmp_path, Net(torch.relu)) == []
+
+
+class Branch(nn.Module):
+    """A layer beside the path from the loss."""
+
+    def __init__(self, *, used: bool) -> None:
+        super().__init__()
+        self.stem, self.aux, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.used = used
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs, without the gradient of the layer in any case."""
+        x = self.stem(x)
+        aside = self.aux(x)
+        if self.used:
+            x = x + aside.detach()
+        return self.head(x.relu())
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_branch_beside_the_path_is_not_said_to_end_it(used: bool, tmp_path: Path):
+    """Both a branch that is detached where it joins and one that is not used at all are possible."""
+    (finding,) = trained(tmp_path, Branch(used=used))
+
+    assert finding.evidence.sites == ["aux.weight:param.grad", "aux.bias:param.grad"]
+    assert "the path from the loss goes past aux" in finding.message
+
+
+class TwoHeads(nn.Module):
+    """Two layers with an output each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both outputs."""
+        return self.one(x) * 2, self.other(x) * 2
+
+
+def test_an_output_that_the_loss_does_not_use_is_named(tmp_path: Path):
+    """It is one of several, and the others got gradients."""
+    (finding,) = trained(tmp_path, TwoHeads(), of=0)
+
+    assert finding.evidence.sites == ["other.weight:param.grad", "other.bias:param.grad"]
+    assert "of what that returned, :out[1] got no gradient" in finding.message
+    assert "detach" not in finding.remedy
+
+
+def test_a_first_output_that_the_loss_does_not_use_is_beside_the_path(tmp_path: Path):
+    """The next module got a gradient, and was given the input of the model, not a result of the first."""
+    (finding,) = trained(tmp_path, TwoHeads(), of=1)
+
+    assert finding.evidence.sites == ["one.weight:param.grad", "one.bias:param.grad"]
+    assert "other, next, was given an input of the model and got a gradient" in finding.message
+    assert "Look where the result of one is used" in finding.remedy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from kedge.rules.recorded.losses import losses
 from kedge.rules.rule import Finding
 from kedge.rules.training.no_learning import NoLearning
 from tests.rules.goldens import Golden, golden, written
-from tests.rules.scenes import Course, steady
+from tests.rules.scenes import Course, Figures, steady
 
 NOISE = (0.3, -0.2, 0.5, -0.4, 0.1, -0.5, 0.4, -0.1, 0.2, -0.3)
 
@@ -38,6 +39,55 @@ def test_a_loss_that_stays_the_same_is_found():
 
     assert (finding.severity, finding.site, finding.step) == ("info", "loss", 59)
     assert "began at 2.31 and ended at" in finding.message
+
+
+def judged(figures: Figures, *events: dict[str, Any]) -> Finding:
+    """Return the finding of a model with such weights whose loss stays the same."""
+    made = Course(range(0, 1000, 40))
+    made.weight("fc", figures)
+    made.weight("head", figures)
+    made.loss(noisy([2.3] * 60))
+    made.events = list(events)
+    (finding,) = NoLearning().check(made.recording())
+    return finding
+
+
+def test_steps_that_hardly_move_the_weights_are_named():
+    """With the learning rate, and with what all steps add up to."""
+    optimizer = {"index": 0, "type": "SGD", "steps": 1000, "roots": [0], "rates": [1e-6]}
+    event = {"kind": "optimizers", "optimizers": [optimizer]}
+
+    finding = judged(steady(0.1, 1e-3, 3e-7), event)
+
+    assert finding.message.endswith(
+        "What may be the cause: the changes of the usual weight add up to 0.3 % of its size over "
+        "all steps."
+    )
+    assert finding.remedy.startswith("Raise the learning rate (SGD with a learning rate of 1e-06).")
+    assert finding.evidence.reach == pytest.approx(0.00288, rel=0.01)
+
+
+def test_steps_that_move_the_weights_far_enough_are_not_named():
+    """Their learning rate may still be wrong, but nothing shows that."""
+    finding = judged(steady(0.1, 1e-3, 3e-6))
+
+    assert "may be the cause" not in finding.message
+    assert "labels belong to their inputs" in finding.remedy
+    assert "reach" not in finding.entry()["evidence"]
+
+
+def test_a_frozen_model_and_equal_inputs_are_named():
+    """Each with its figure; neither is sure to be the cause."""
+    frozen = {"kind": "frozen", "step": 0, "root": 0, "frozen": 90, "elements": 100}
+    same = {"kind": "repeated-inputs", "step": 0, "root": 0, "compared": 30, "batch": 8}
+
+    finding = judged(steady(0.1, 1e-3, 1e-4), frozen, same)
+
+    assert finding.message.endswith(
+        "What may be the cause: 90.0 % of the model is frozen; the inputs were the same in all 30 "
+        "measured steps that were compared."
+    )
+    assert (finding.evidence.frozen, finding.evidence.same_inputs) == (0.9, 30)
 
 
 def test_of_a_loss_that_was_not_recorded_to_the_end_nothing_is_said_about_the_end():

@@ -318,3 +318,79 @@ def test_sparse_gradients_and_odd_rates_end_no_watching() -> None:
     assert [
         each["rates"] for e in log.events if e["kind"] == "optimizers" for each in e["optimizers"]
     ] == [[0.1], []]
+
+
+class Stacked(nn.Module):
+    """A body of several layers, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of the head."""
+        return self.head(self.body(x))
+
+
+def test_a_frozen_body_of_fresh_layers_is_noted() -> None:
+    """With the elements of each part, and those of the evenly spread weights; a few elements are not judged."""
+    model = Stacked()
+    model.body.requires_grad_(False)
+    (note,) = notes(training(model), "frozen")
+
+    assert (note["root"], note["frozen"], note["elements"]) == (0, 4480, 4610)
+    assert (note["weights"], note["even"], note["beside"]) == (4352, 4352, 0)
+    assert note["parts"] == [
+        {"path": "body", "elements": 4480, "frozen": 4480},
+        {"path": "head", "elements": 130, "frozen": 0},
+    ]
+
+
+def test_frozen_weights_with_the_spread_of_trained_ones_are_not_even() -> None:
+    """Bell-shaped weights may be pretrained ones."""
+    model = Stacked()
+    for param in model.body.parameters():
+        nn.init.normal_(param.requires_grad_(False), std=0.02)
+    (note,) = notes(training(model), "frozen")
+
+    assert (note["weights"], note["even"]) == (4352, 0)
+
+
+def test_a_model_that_trains_is_not_noted_as_frozen() -> None:
+    """Neither a whole one, nor one whose body is frozen at the end of the run or in its first steps."""
+    assert notes(training(Stacked()), "frozen") == []
+
+    for frozen_first in (True, False):
+        model = Stacked()
+
+        def program(model: Stacked = model, frozen_first: bool = frozen_first) -> None:
+            model.body.requires_grad_(not frozen_first)
+            training(model)()
+            model.body.requires_grad_(frozen_first)
+            training(model)()
+
+        assert notes(program, "frozen") == []
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a small one beside it that trains."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down, self.up = nn.Linear(base.in_features, 2), nn.Linear(2, base.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of both."""
+        return self.base(x) + self.up(self.down(x))
+
+
+def test_frozen_weights_beside_trained_ones_are_counted() -> None:
+    """Adapters stand there."""
+    model = Stacked()
+    model.body.requires_grad_(False)
+    model.head = Adapted(model.head)
+    (note,) = notes(training(model), "frozen")
+
+    assert (note["frozen"], note["beside"]) == (4610, 130)

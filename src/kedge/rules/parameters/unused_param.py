@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kedge.rules.evidence import Evidence, said
+from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import NAMED
-from kedge.rules.recorded.gradient_paths import GradientPaths, PathEnd
+from kedge.rules.recorded.gradient_paths import Given, GradientPaths, PathEnd
 from kedge.rules.recorded.ledger import path_of, remedy_of, uncalled, unreached
 from kedge.rules.recorded.optimizers import optimizers
 from kedge.rules.recorded.roots import by_root, root_of, root_path, within
@@ -45,6 +45,8 @@ class CutPathEvidence(Evidence):
     Attributes:
         last: The last module without a gradient.
         next: The next module with one; None without one.
+        given: What the module after the last one was given: a value with a graph, an input of the
+            model, others without a graph, or whole numbers alone; None if that is not known.
         again: More places where a path ends so.
     """
 
@@ -52,6 +54,7 @@ class CutPathEvidence(Evidence):
     cause: str = said("{}")
     last: str = said("at last {}")
     next: str | None = said("next: {}")
+    given: Given | None = unsaid(unless=None)
     again: Sequence[str] = said("again: {}", unless=())
 
 
@@ -71,9 +74,12 @@ class UnusedParam(Rule):
         called. If the parameter's module was called, its output has got a gradient, so the
         parameter is not used for it; or it got none, and the path from the loss ends somewhere
         behind it: after the last called module that had a graph and got no gradient, and before the
-        next one that got one. Modules are in the order in which they returned. Paths that end in
-        the same way in each block of a model, so that only numbers in the names differ, are one
-        finding.
+        next one that got one. Modules are in the order in which they returned. What this next one
+        was given tells more: if nothing of it has a graph, the path ends between the two; if
+        something has, or has the figures of an input of the model, the path goes past the module
+        without a gradient, whose result is cut off where it is used, or is not used at all; whole
+        numbers pass no gradient on. Paths that end in the same way in each block of a model, so
+        that only numbers in the names differ, are one finding.
 
         No optimizer: it got a gradient in min_samples measured steps, and no recorded optimizer
         step held it, although other parameters of the same root are in an optimizer. If the
@@ -88,14 +94,21 @@ class UnusedParam(Rule):
 
     Evidence:
         The parameters, and the cause: the one in the ledger, where the path from the loss ends
-        (last: the last module without a gradient, next: the next one with a gradient; again: the
-        other blocks where it ends so), or that no optimizer holds them.
+        (last: the last module without a gradient, next: the next one with a gradient, given: what
+        the module after last was given; again: the other blocks where it ends so), or that no
+        optimizer holds them.
 
     Remedy:
         Where the path is cut, remove detach(), .data or no_grad between the named modules, or give
         a reentrant checkpoint an input that requires a gradient. Else use the parameter in the
         forward, remove it, or call requires_grad_(False) on it; pass model.parameters() to the
         optimizer once the model is complete, and keep layers in nn.ModuleList.
+
+    Cannot see:
+        What is between two modules: detach(), .data and numbers taken out of the graph look the
+        same, and so does a next module that takes something else. Values of compiled code have no
+        graph that could be seen. Gradients that arrive and are zero, as behind a mask, are
+        GRAD-ZERO.
     """
 
     min_samples: int = 3
@@ -120,7 +133,7 @@ class UnusedParam(Rule):
             for alike in _alike(_silences(recording, root, entries)):
                 silence = alike[0][0]
                 sites = [entry.site for _, silent in alike for entry in silent]
-                says = f"got no gradient in the whole run: {silence.cause}"
+                says = f"got no gradient in the whole run: {silence.cause}{silence.lines}"
                 again = tuple(_named(other.last or "") for other, _ in alike[1:])
                 if again:
                     places = counted(len(again), "other place")
@@ -217,12 +230,16 @@ class _Silence(NamedTuple):
         last: The last module without a gradient on the path from them to the loss; None where the
             path is not known.
         next: The next module with a gradient; None without one.
+        given: What the module after the last one was given, if that is known.
+        lines: The lines between which the path ends, in brackets; empty if they are not known.
     """
 
     cause: str
     remedy: str
     last: str | None = None
     next: str | None = None
+    given: Given | None = None
+    lines: str = ""
 
     def evidence(
         self, sites: Sequence[str], again: Sequence[str]
@@ -231,7 +248,12 @@ class _Silence(NamedTuple):
         if self.last is None:
             return UnusedParamEvidence(sites=sites, cause=self.cause, again=again)
         return CutPathEvidence(
-            sites=sites, cause=self.cause, last=self.last, next=self.next, again=again
+            sites=sites,
+            cause=self.cause,
+            last=self.last,
+            next=self.next,
+            given=self.given,
+            again=again,
         )
 
 
@@ -260,7 +282,9 @@ def _silences(
         elif end.inside:
             silence = _beside(end)
         else:
-            silence = _behind(end._replace(last=paths.whole(end)))
+            whole = end._replace(last=paths.whole(end))
+            silence = _behind(whole, paths.unasked_around(whole))
+            silence = silence._replace(lines=_lines(paths, whole))
         groups.setdefault(silence, []).append(entry)
     return groups
 
@@ -323,26 +347,111 @@ def _beside(end: PathEnd) -> _Silence:
     )
 
 
-def _behind(end: PathEnd) -> _Silence:
-    """Return the silence of what is used before the end of a path."""
+def _behind(end: PathEnd, unasked: Sequence[str]) -> _Silence:
+    """Return the silence of what is used before the end of a path.
+
+    Args:
+        end: The end.
+        unasked: What the next module with a gradient returned and got no gradient of, if the last
+            one without is inside of it.
+    """
     last, before = _named(end.last), "the loss"
-    reached = "nothing behind it got one"
     if end.after is not None:
         before = _named(end.after)
+    behind = before
+    if end.without is not None:
+        behind = _named(end.without)
+    if unasked:
+        cause = (
+            f"the modules ran, but no gradient came to what {last} returned: it is the last that ran in "
+            f"{before}, and of what that returned, {listed(unasked, 3)} got no gradient"
+        )
+        remedy = (
+            f"Let the loss use it, if it comes from {last}; if it is only meant to be looked at, "
+            "call requires_grad_(False) on what makes it."
+        )
+    elif end.given == "no graph":
+        cause = (
+            f"the modules ran, and no gradient came to what lies before {behind}: {last} returned "
+            f"a value with a graph, and nothing that {behind}, next, was given has one, so the path "
+            f"from the loss ends between {last} and {behind}"
+        )
+        remedy = (
+            f"Look between {last} and {behind} for detach(), .data, no_grad, argmax or a value "
+            f"rebuilt from numbers (item(), numpy()). If {behind} takes nothing from {last}, what "
+            f"{last} returned is cut off elsewhere, or the loss does not use it: use it, or call "
+            "requires_grad_(False)."
+        )
+    elif end.given == "whole numbers":
+        cause = (
+            f"the modules ran, but {behind}, after {last}, was given whole numbers alone, which "
+            f"pass no gradient on, and nothing else came back to {last}"
+        )
+        remedy = (
+            f"If {last} makes these numbers (argmax, round, long()), give {behind} something with "
+            f"a slope; else the loss does not use what {last} returned: use it, or call "
+            "requires_grad_(False)."
+        )
+    elif end.given == "graph" and end.without is not None:
+        cause = (
+            f"the modules ran, but {behind}, after {last}, was given a value with a graph and "
+            "returned one without, so the path from the loss ends there"
+        )
+        remedy = (
+            f"Look in {behind} and around its call for no_grad, detach(), .data or a result of "
+            "whole numbers. If it is meant, call requires_grad_(False) on what is only used "
+            "before it."
+        )
+    elif end.given in ("graph", "input") and end.without is None:
+        taken = "a value with a graph"
+        if end.given == "input":
+            taken = "an input of the model"
+        cause = (
+            f"the modules ran, but no gradient came to what {last} returned, although {behind}, "
+            f"next, was given {taken} and got a gradient: the path from the loss goes past {last}"
+        )
+        remedy = (
+            f"Look where the result of {last} is used: it is cut off there (detach(), .data, "
+            "no_grad, argmax, numbers taken out of it), or the loss does not use it. If it is "
+            "meant, call requires_grad_(False), which saves the cost of a graph."
+        )
+    else:
+        cause, remedy = _unknown_end(end, last, before)
+    return _Silence(cause, remedy, end.last, end.after, end.given)
+
+
+def _lines(paths: GradientPaths, end: PathEnd) -> str:
+    """Return the lines that call the modules on both sides of an end, in brackets."""
+    behind = end.without or end.after
+    calls = [f"{_named(end.last)} is called at {paths.lines.get(end.last)}"]
+    known = end.last in paths.lines
+    if behind and not within(end.last, behind):
+        calls.append(f"{_named(behind)} at {paths.lines.get(behind)}")
+        known = known and behind in paths.lines
+    if not known:
+        return ""
+    return f" ({', '.join(calls)})"
+
+
+def _unknown_end(end: PathEnd, last: str, before: str) -> tuple[str, str]:
+    """Return the cause and the remedy where the recording does not say what the next module was given."""
+    reached = "nothing behind it got one"
+    if end.after is not None:
         reached = f"{before} after it got a gradient"
     without = ""
     if end.without is not None:
         without = f"; {_named(end.without)}, next, returned a value without a graph"
-    return _Silence(
+    cause = (
         f"the modules ran, but the path from the loss ends after {last}: {reached}, "
-        f"and {last} got none{without}",
+        f"and {last} got none{without}"
+    )
+    remedy = (
         f"Look between {last} and {before} for one of: detach(), .data, no_grad, a "
         "value rebuilt from numbers, a reentrant checkpoint whose inputs require no "
         "gradient, or a result that the loss does not use. If it is meant, call "
-        "requires_grad_(False), which saves the cost of a graph.",
-        end.last,
-        end.after,
+        "requires_grad_(False), which saves the cost of a graph."
     )
+    return cause, remedy
 
 
 def _named(path: str) -> str:

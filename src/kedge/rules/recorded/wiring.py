@@ -106,20 +106,7 @@ class Wiring:
         # reaches later tensors earlier.
         if holder.grads and module.grads and holder.grads[0] < module.grads[0]:
             return False
-        return self._alike(outer, inner)
-
-    def _alike(self, outer: SiteInfo, inner: SiteInfo) -> bool:
-        """Whether two outputs had the same figures in all steps in which both modules were called equally often."""
-        a = self.recording.rows(outer)
-        b = self.recording.rows(inner)
-        _, i, j = np.intersect1d(a.step, b.step, return_indices=True)
-        same = a.calls[i] == b.calls[j]
-        i, j = i[same], j[same]
-        with np.errstate(invalid="ignore"):
-            other = (a.count[i] != b.count[j]) | (
-                np.isfinite(a.sum[i]) & np.isfinite(b.sum[j]) & (a.sum[i] != b.sum[j])
-            )
-        return not other.any()
+        return have_same_figures(self.recording, outer, inner)
 
     @cached_property
     def has_nodes(self) -> bool:
@@ -164,6 +151,20 @@ class Wiring:
             for holder in self.ancestors(module):
                 found.setdefault(holder.path, []).append(module)
         return {path: tuple(modules) for path, modules in found.items()}
+
+
+def have_same_figures(recording: Recording, one: SiteInfo, other: SiteInfo) -> bool:
+    """Whether two sites had the same figures in all steps in which both were seen equally often."""
+    a = recording.rows(one)
+    b = recording.rows(other)
+    _, i, j = np.intersect1d(a.step, b.step, return_indices=True)
+    same = a.calls[i] == b.calls[j]
+    i, j = i[same], j[same]
+    with np.errstate(invalid="ignore"):
+        differs = (a.count[i] != b.count[j]) | (
+            np.isfinite(a.sum[i]) & np.isfinite(b.sum[j]) & (a.sum[i] != b.sum[j])
+        )
+    return not differs.any()
 
 
 @once

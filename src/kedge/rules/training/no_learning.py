@@ -5,31 +5,43 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import plain
 from kedge.rules.recorded.losses import Loss, losses
-from kedge.rules.recorded.optimizers import events_of
+from kedge.rules.recorded.optimizers import events_of, trained_by
 from kedge.rules.recorded.roots import root_path
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_roots, trains
+from kedge.rules.recorded.weights import weight_courses
 from kedge.rules.rule import Finding, Lack, Rule
-from kedge.store.events import LossGraphEvent
+from kedge.short_text import percent
+from kedge.store.events import FrozenEvent, LossGraphEvent, RepeatedInputsEvent
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoLearningEvidence(Evidence):
-    """The first and the last values of the loss, and its noise from step to step."""
+    """The first and the last values of the loss, its noise from step to step, and what may be the cause.
+
+    Attributes:
+        reach: The sum of the relative changes of all steps, of the usual weight, if it is small.
+        frozen: The frozen share of the model, if it is most of it.
+        same_inputs: In how many compared steps the inputs were the same, if they were in all.
+    """
 
     first: float | None = said("at first {}")
     last: float | None = said("at last {}")
     noise: float | None = said("noise {}")
     losses: int = said("{} losses")
     classes: int | None = said("{} classes")
+    reach: float | None = said("all steps change the weights by {} at most", unless=None)
+    frozen: float | None = said("frozen: {} of the model", unless=None)
+    same_inputs: int | None = said("the same inputs in {} steps", unless=None)
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,12 @@ class NoLearning(Rule):
         A loss that crosses zero is not judged, as in reinforcement learning; nor are several losses
         if one has fallen, as in a GAN.
 
+        What the recording shows of possible causes is said: if the updates of the usual weight,
+        relative to its size, add up to less than reach over the whole run, the learning rate is too
+        small; if most elements are frozen; if the inputs were the same in all compared steps.
+        Gradients that shrink before the step, updates far too small and the like are findings of
+        their own, from which this one follows.
+
     Window:
         All steps with a loss, at least min_losses, the first of them within the first ten.
 
@@ -65,19 +83,30 @@ class NoLearning(Rule):
         - sure (3): standard errors.
         - chance (0.98): of the logarithm of the number of classes, which is the loss of a constant
           answer.
+        - reach (1e-2): weights that move by a hundredth of their size in the whole run hardly
+          change what a model computes; healthy steps move them by a thousandth each.
+        - same (10): compared steps with the same inputs.
 
     Evidence:
-        The medians at the beginning and at the end, the noise, and the loss of chance, if known.
+        The medians at the beginning and at the end, the noise, the loss of chance, if known, and
+        what may be the cause.
 
     Remedy:
-        Check that labels belong to their inputs and still do after shuffling, try to fit a single
-        batch, and try ten times the learning rate and a tenth of it.
+        That of the cause that was seen. Without one: check that labels belong to their inputs and
+        still do after shuffling, try to fit a single batch, and try ten times the learning rate and
+        a tenth of it.
+
+    Cannot see:
+        Labels that do not belong to their inputs; a loss that falls because the network learns them
+        by heart; a network that learns less than it could.
     """
 
     min_losses: int = 50
     head: int = 5
     sure: float = 3.0
     chance: float = 0.98
+    reach: float = 0.01
+    same: int = 10
 
     code = "NO-LEARNING"
     name = "the loss ends where it began"
@@ -88,7 +117,7 @@ class NoLearning(Rule):
     follows = (
         "NEVER-INITIALISED INPUT-SCALE INIT-SCALE GRADS-KEPT BATCH-OF-ONE "
         "RATE-TOO-LARGE NOT-OPTIMIZED GRADS-SHRUNK UNDERFLOW DEAD-CHANNEL SATURATED GRAD-ZERO "
-        "GRAD-VANISH GRAD-EXPLODE"
+        "GRAD-VANISH GRAD-EXPLODE UPDATE-RATIO:small"
     )
 
     def check(self, recording: Recording) -> Iterable[Finding]:
@@ -162,6 +191,14 @@ class NoLearning(Rule):
                 f"was {last:.4g} by step {step:,}, the last of {run:,} steps in which it "
                 "was recorded"
             )
+        causes = self._causes(recording)
+        seen = ""
+        remedy = _UNKNOWN
+        if causes:
+            seen = f" What may be the cause: {'; '.join(cause.says for cause in causes)}."
+            remedy = "; ".join(cause.remedy for cause in causes)
+            remedy = f"{remedy[:1].upper()}{remedy[1:]}. {_ELSE}"
+        shown: dict[str, Any] = {cause.field: cause.value for cause in causes}
         return Finding(
             code=self.code,
             severity=self.severity,
@@ -169,20 +206,69 @@ class NoLearning(Rule):
             step=step,
             message=f"The loss ({loss.site.site}) began at {first:.4g} and "
             f"{ended}{chance}, with a noise of {noise:.2g} from step to step: it does "
-            "not show that anything was learned.",
+            f"not show that anything was learned.{seen}",
             evidence=NoLearningEvidence(
                 first=plain(first),
                 last=plain(last),
                 noise=plain(noise),
                 losses=len(loss.values),
                 classes=classes,
+                **shown,
             ),
             confidence=0.7,
-            remedy="Check that labels belong to their inputs and survive shuffling, "
-            "try to fit a single batch, and vary the learning rate by ten in both "
-            "directions.",
+            remedy=remedy,
         )
 
+    def _causes(self, recording: Recording) -> list[_Cause]:
+        """Return what the recording shows of possible causes."""
+        found = []
+        reach = _reach(recording)
+        if reach < self.reach:
+            says = (
+                f"the changes of the usual weight add up to {percent(reach)} of its size over all "
+                "steps"
+            )
+            remedy = f"raise the learning rate{_rates(recording)}"
+            found.append(_Cause("reach", plain(reach), says, remedy))
+        frozen = _frozen_share(recording)
+        if frozen > _MOST:
+            says = f"{percent(frozen)} of the model is frozen"
+            found.append(_Cause("frozen", plain(frozen), says, "see whether it is to be frozen"))
+        same = _same_inputs(recording)
+        if same >= self.same:
+            says = f"the inputs were the same in all {same} measured steps that were compared"
+            found.append(_Cause("same_inputs", same, says, "draw the batch inside the loop"))
+        return found
+
+
+class _Cause(NamedTuple):
+    """What may be a cause.
+
+    Attributes:
+        field: The field of the evidence that has its figure.
+        value: The figure.
+        says: What was seen.
+        remedy: What to do, as a part of a sentence.
+    """
+
+    field: str
+    value: float | None
+    says: str
+    remedy: str
+
+
+_UNKNOWN = (
+    "Check that labels belong to their inputs and survive shuffling, try to fit a single batch, "
+    "and vary the learning rate by ten in both directions."
+)
+
+_ELSE = (
+    "If this is not it, check that labels belong to their inputs and survive shuffling, and try to "
+    "fit a single batch."
+)
+
+#: The least share of a model that counts as most of it.
+_MOST = 0.5
 
 #: A record that lacks more than this part of the run at its end does not show how the run ended.
 _CUT_SHORT = 10
@@ -238,3 +324,46 @@ def _is_over_classes(recording: Recording, loss: Loss) -> bool:
         return True
     softmax = any("LogSoftmax" in node for node in graphs[0].nodes[1:3])
     return softmax and graphs[0].dim in (None, 1, -1)
+
+
+def _reach(recording: Recording) -> float:
+    """Return the sum over all steps of the usual weight's relative change; infinite if it is not known.
+
+    Between measured steps the change is taken to be between theirs.
+    """
+    courses = weight_courses(recording)
+    reached = []
+    for row in courses.update:
+        known = np.isfinite(row)
+        if known.sum() < _FEWEST:
+            continue
+        changes = row[known]
+        between = (changes[1:] + changes[:-1]) / 2 * np.diff(courses.steps[known])
+        reached.append(float(changes[0] + between.sum()))
+    if not reached:
+        return math.inf
+    return float(np.median(reached))
+
+
+#: The fewest measured steps of which the changes add up to something.
+_FEWEST = 20
+
+
+def _rates(recording: Recording) -> str:
+    """Return the learning rates of all trained models in brackets; empty if they are not known."""
+    by = [trained_by(recording, root) for root in sorted(trained_roots(recording))]
+    shown = ", ".join(dict.fromkeys(each for each in by if each))
+    if not shown:
+        return ""
+    return f" ({shown})"
+
+
+def _frozen_share(recording: Recording) -> float:
+    """Return the largest frozen share of a trained model, as far as it is most of it; else 0."""
+    events = events_of(recording, FrozenEvent)
+    return max((e.frozen / e.elements for e in events if e.elements), default=0.0)
+
+
+def _same_inputs(recording: Recording) -> int:
+    """Return in how many compared steps the inputs were the same; 0 if they differed, or this is not known."""
+    return max((e.compared for e in events_of(recording, RepeatedInputsEvent)), default=0)

@@ -212,7 +212,7 @@ class TrainingRecord:
         models.wanted.check()
         if self.measured:
             models.passes.keep_first(self._groups)
-            self.facts.unoptimized.step_ended(self.optimizers, models.roots, models.places)
+            self.facts.step_ended(self.optimizers, models.roots, models.places)
 
         written = self.measured or bad or self.curves.is_due()
         if written:

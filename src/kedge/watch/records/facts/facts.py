@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from kedge.store.events import LedgerLine, NotOptimizedEvent, OptimizersEvent, RunEvent
 from kedge.watch.models.backwards import BackwardPasses
 from kedge.watch.models.optimizers import Optimizers
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.roots import RootModule
+from kedge.watch.records.facts.ever_rarer import EverRarer
+from kedge.watch.records.facts.frozen import FrozenParameters
 from kedge.watch.records.facts.kept_gradients import KeptGradients
 from kedge.watch.records.facts.learning_rates import LearningRates
 from kedge.watch.records.facts.modes import TrainingModes
@@ -29,6 +31,7 @@ class Facts:
         passes: The forward passes of roots.
         used: The gradients that optimizers use, beside those that backward passes left.
         unoptimized: Parameters that no optimizer holds.
+        frozen: Parameters that are not to be trained.
         unstepped: Optimizers that never step.
         unseen: Work that cannot be watched.
 
@@ -43,8 +46,10 @@ class Facts:
         self.passes = RootPasses(step)
         self.used = UsedGradients()
         self.unoptimized = UnoptimizedParameters()
+        self.frozen = FrozenParameters(step)
         self.unstepped = Unstepped()
         self.unseen = UnseenWork()
+        self._comparing = EverRarer()
 
     def backward_began(
         self, step: int, roots: Iterable[RootModule], passes: BackwardPasses
@@ -52,8 +57,19 @@ class Facts:
         """Return notes on the modes of trained models, and on gradients that were kept."""
         return [*self.modes.notes(step, roots), *self.gradients.backward_began(step, passes)]
 
+    def step_ended(
+        self,
+        optimizers: Optimizers,
+        roots: Sequence[RootModule],
+        places: WatchedParameters,
+    ) -> None:
+        """Compare models and optimizers, where this is due."""
+        if self._comparing.is_due(len(optimizers.entries)):
+            self.unoptimized.compare(optimizers, roots, places)
+            self.frozen.compare(roots, places)
+
     def at_end(
-        self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters
+        self, optimizers: Optimizers, roots: Sequence[RootModule], places: WatchedParameters
     ) -> list[RunEvent]:
         """Return the notes that are known at the end of the run."""
         notes: list[RunEvent] = []
@@ -63,6 +79,7 @@ class Facts:
             notes.append(NotOptimizedEvent(in_vain=self.unstepped.in_vain))
         notes += self.used.notes()
         notes += self.unoptimized.notes(optimizers, roots, places)
+        notes += self.frozen.notes(roots, places)
         notes += self.passes.notes()
         notes += self.unseen.notes(trained=bool(optimizers.entries or optimizers.by_hand))
         return notes

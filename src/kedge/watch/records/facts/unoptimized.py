@@ -25,7 +25,6 @@ class UnoptimizedParameters:
     def __init__(self) -> None:
         self._notes: dict[int, NotOptimizedEvent] = {}
         self._called: list[tuple[weakref.ref[nn.Module], RootModule]] = []
-        self._steps = self._optimizers = 0
 
     def called_inside(self, module: nn.Module, root: RootModule) -> None:
         """Remember a module that is called while a root runs but is not part of it."""
@@ -34,34 +33,21 @@ class UnoptimizedParameters:
         if any(param.requires_grad for param in parameters_in(module).values()):
             self._called.append((weakref.ref(module), root))
 
-    def step_ended(
-        self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters
-    ) -> None:
-        """Compare models and optimizers in the first steps, then ever more rarely.
-
-        This begins again when an optimizer is new.
-        """
-        if len(optimizers.entries) != self._optimizers:
-            self._optimizers = len(optimizers.entries)
-            self._steps = 0
-        self._steps += 1
-        if self._steps < 4 or self._steps & (self._steps - 1) == 0:
-            self._compare(optimizers, roots, places)
-
     def notes(
         self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters
     ) -> list[NotOptimizedEvent]:
         """Return the notes at the end of a run."""
-        self._compare(optimizers, roots, places)
+        self.compare(optimizers, roots, places)
         return [
             note
             for note in self._notes.values()
             if note.unheld or note.replaced or note.outside or note.tensors or note.foreign
         ]
 
-    def _compare(
+    def compare(
         self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters
     ) -> None:
+        """Compare the models and the optimizers as they are now."""
         living = optimizers.known()
         if not living:
             return

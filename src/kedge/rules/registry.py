@@ -9,6 +9,7 @@ from textwrap import indent
 
 from kedge.calls.arguments import described
 from kedge.errors import NoSuchRule, WrongCall
+from kedge.rules.activations.autocast_lost import AutocastLost
 from kedge.rules.activations.dead_channel import DeadChannel
 from kedge.rules.activations.heavy_dropout import HeavyDropout
 from kedge.rules.activations.init_scale import InitScale
@@ -60,6 +61,7 @@ ALL: tuple[Rule, ...] = (
     NeverInitialised(),
     RateTooLarge(),
     NearOverflow(),
+    AutocastLost(),
     Underflow(),
     GradExplode(),
     GradVanish(),

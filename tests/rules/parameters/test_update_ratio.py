@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 
 from kedge.rules.parameters.update_ratio import UpdateRatio
@@ -161,3 +164,25 @@ def golden_update_ratio(*, fires: bool) -> Golden:
     course.weight("fc", steady(0.1, 1e-3, 0.05 if fires else 1e-4))
     course.weight("head", steady(0.1, 1e-3, 1e-4))
     return written(course)
+
+
+@pytest.mark.parametrize(
+    ("loss", "severity"),
+    [
+        (lambda i: 3 - i / 60, "info"),
+        (lambda i: 3 - min(i, 30) / 60, "warning"),
+        (lambda i: 3 - i / 60 if i < 59 else math.nan, "warning"),
+    ],
+    ids=["falls to the end", "falls no more", "ends badly"],
+)
+def test_large_steps_are_a_hint_while_the_loss_falls(loss, severity):
+    """Then they do no harm that could be seen."""
+    made = Course(SAMPLES)
+    made.weight("fc", steady(0.1, 1e-3, 0.02))
+    noise = itertools.cycle((0.001, -0.001))
+    made.loss([loss(i) + next(noise) for i in range(60)])
+
+    (finding,) = found(made)
+
+    assert finding.severity == severity
+    assert ("The loss still falls." in finding.message) == (severity == "info")

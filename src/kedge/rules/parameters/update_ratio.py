@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from kedge.rules.evidence import Evidence, places, said
 from kedge.rules.naming import NAMED, plain
+from kedge.rules.recorded.losses import still_falls
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trains
 from kedge.rules.recorded.weights import (
@@ -69,6 +70,11 @@ class UpdateRatio(Rule):
         - quantile (0.9): of the whole run, so that a weight that moved once is not reported.
         - window (40), min_samples (20): enough for a median, and short enough to see a late change.
 
+    Severity:
+        - warning: usually.
+        - info: steps are too large, and every loss still falls at the end: its last quarter is
+          below the one before by more than three standard errors.
+
     Evidence:
         Whether the updates are too large or too small, the ratios of the worst weights, the number
         of affected weights and of all weights, and the number of samples.
@@ -107,7 +113,7 @@ class UpdateRatio(Rule):
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for too large and one for too small, for every root."""
         for _, own in weight_courses(recording).by_root(lambda weight: weight.update is not None):
-            yield from self._too_large(own)
+            yield from self._too_large(own, falls=still_falls(recording))
             yield from self._too_small(own, trained=trains(recording))
 
     def lacking(self, recording: Recording) -> Lack | None:
@@ -117,7 +123,7 @@ class UpdateRatio(Rule):
             return None
         return too_few(self.code, measured(recording, updates), self.min_samples)
 
-    def _too_large(self, own: WeightCourses) -> Iterator[Finding]:
+    def _too_large(self, own: WeightCourses, *, falls: bool) -> Iterator[Finding]:
         from_zero = ~(first_finites(own.size) >= FROM_ZERO)  # also those without a size
         grown = np.where(from_zero[:, None], np.nan, own.update)
         ratios = self._quantiles(grown, self.window, 0.5)
@@ -127,7 +133,11 @@ class UpdateRatio(Rule):
             others = large[large != worst]
             step = int(own.steps[(grown[worst] > self.high).argmax()])
             says = f"more than {self.high:g} times its size in half of the last optimizer steps"
-            yield self._finding(own, ratios, [worst, *others], "large", says, step)
+            found = self._finding(own, ratios, [worst, *others], "large", says, step)
+            if falls:
+                message = f"{found.message} The loss still falls."
+                found = replace(found, severity="info", message=message)
+            yield found
 
     def _too_small(self, own: WeightCourses, *, trained: bool) -> Iterator[Finding]:
         usual = np.nan_to_num(finite_medians(own.gradient), nan=np.inf)

@@ -14,10 +14,20 @@ from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.roots import root_paths
 from kedge.store.events import LossOperationEvent
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.rows import Bools, Ints, Rows
+from kedge.store.rows import Bools, Floats, Ints, Rows
 
 #: The kind of the site of the values that one line of the program calls backward on.
 LOSS = "loss"
+
+#: Of a normal distribution: the standard error of a median, in those of a mean, and its standard
+#: deviation, in median absolute deviations.
+_MEDIAN, _DEVIATION = 1.2533, 1.4826
+
+#: The least error, so that a loss without noise can be compared.
+_LEAST = 1e-12
+
+#: Least values in a quarter whose median says something.
+_QUARTER = 10
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,34 @@ def losses(recording: Recording) -> tuple[Loss, ...]:
             kept = whole_steps(rows.calls) & rows.clean & np.isfinite(values)
             made.append(Loss(site, rows.step, values, rows).where(kept))
     return tuple(made)
+
+
+def noise_of(values: Floats) -> float:
+    """Return the standard deviation of a loss around its trend, by the differences between neighbours."""
+    return float(_DEVIATION * np.median(np.abs(np.diff(values))) / math.sqrt(2))
+
+
+def fall(before: Floats, after: Floats, noise: float) -> float:
+    """Return by how many standard errors the median of some values is above that of later ones."""
+    error = _MEDIAN * noise * math.sqrt(1 / len(before) + 1 / len(after))
+    return float((np.median(before) - np.median(after)) / max(error, _LEAST))
+
+
+def still_falls(recording: Recording, sure: float = 3.0) -> bool:
+    """Whether every loss was still falling at the end of the run.
+
+    Then the last quarter of its values is below the quarter before, by more than some standard
+    errors. A loss of few values is not known to.
+    """
+    known = losses(recording)
+    for loss in known:
+        quarter = len(loss.values) // 4
+        if quarter < _QUARTER or loss.ends_badly:
+            return False
+        before, last = loss.values[-2 * quarter : -quarter], loss.values[-quarter:]
+        if fall(before, last, noise_of(loss.values)) <= sure:
+            return False
+    return bool(known)
 
 
 def steps_with_little_loss(recording: Recording, share: float) -> Ints:

@@ -11,7 +11,7 @@ import numpy as np
 
 from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import plain
-from kedge.rules.recorded.losses import Loss, losses
+from kedge.rules.recorded.losses import Loss, fall, losses, noise_of
 from kedge.rules.recorded.optimizers import events_of, trained_by
 from kedge.rules.recorded.roots import root_path
 from kedge.rules.recorded.samples import too_few
@@ -150,16 +150,15 @@ class NoLearning(Rule):
 
     def _fallen(self, values: Floats) -> bool:
         """Whether a loss fell by more than its noise, by any of three comparisons."""
-        noise = _noise(values)
+        noise = noise_of(values)
         last = values[-(len(values) // 4) :]
-        falls = []
-        for before in (values[: self.head], values[:1], values[: len(values) // 4]):
-            error = _MEDIAN * noise * math.sqrt(1 / len(before) + 1 / len(last))
-            falls.append((np.median(before) - np.median(last)) / max(self.sure * error, _LEAST))
-        of_head, of_first, of_quarter = falls
-        if of_head < -1 and of_first < -1:
+        of_head, of_first, of_quarter = (
+            fall(before, last, noise)
+            for before in (values[: self.head], values[:1], values[: len(values) // 4])
+        )
+        if of_head < -self.sure and of_first < -self.sure:
             return False  # it came down from where it had risen to
-        return bool(max(of_head, of_first, of_quarter) > 1)
+        return max(of_head, of_first, of_quarter) > self.sure
 
     def _at_chance(self, recording: Recording, loss: Loss) -> bool:
         classes = _classes(recording, loss)
@@ -170,7 +169,7 @@ class NoLearning(Rule):
     def _finding(self, recording: Recording, loss: Loss) -> Finding:
         first = float(np.median(loss.values[: self.head]))
         last = float(np.median(_last(loss)))
-        noise = _noise(loss.values)
+        noise = noise_of(loss.values)
         classes = _classes(recording, loss)
         chance = ""
         if classes is not None and self._at_chance(recording, loss):
@@ -279,22 +278,9 @@ _WORSE = 1.1
 #: The last step in which a first value belongs to the beginning.
 _START = 10
 
-#: The standard error of a median in units of that of a mean, and of a deviation in units of the
-#: median absolute one.
-_MEDIAN, _DEVIATION = 1.2533, 1.4826
-
-
-#: The least error, so that a loss without noise can be compared.
-_LEAST = 1e-12
-
 
 def _last(loss: Loss) -> Floats:
     return loss.values[-(len(loss.values) // 4) :]
-
-
-def _noise(values: Floats) -> float:
-    """Return the standard deviation of a loss around its trend, by the differences between neighbours."""
-    return float(_DEVIATION * np.median(np.abs(np.diff(values))) / math.sqrt(2))
 
 
 def _classes(recording: Recording, loss: Loss) -> int | None:

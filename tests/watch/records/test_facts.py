@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as optimizers
@@ -318,3 +319,28 @@ def test_sparse_gradients_and_odd_rates_end_no_watching() -> None:
     assert [
         each["rates"] for e in log.events if e["kind"] == "optimizers" for each in e["optimizers"]
     ] == [[0.1], []]
+
+
+def test_a_sparse_gradient_is_measured_as_a_dense_one() -> None:
+    """A table of words has the same gradients with ``sparse=True``: the rules judge it as any other."""
+
+    def gradients(*, sparse: bool) -> list[tuple[int, int, float]]:
+        torch.manual_seed(0)
+        table = nn.Embedding(6, 3, sparse=sparse)
+
+        def program() -> None:
+            optimizer = torch.optim.SGD(table.parameters(), 0.1)
+            for _ in range(3):
+                optimizer.zero_grad()
+                table(torch.tensor([1, 2, 2])).square().sum().backward()
+                optimizer.step()
+
+        recording = watch(program, every=1).recording()
+        (site,) = recording.of_kind("param.grad")
+        rows = recording.rows(site)
+        columns = (rows.count, rows.nonzero, rows.sumsq)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    dense = gradients(sparse=False)
+    assert gradients(sparse=True) == [pytest.approx(row) for row in dense]
+    assert [(count, nonzero) for count, nonzero, _ in dense] == [(18, 6)] * 3

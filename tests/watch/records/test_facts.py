@@ -71,6 +71,31 @@ def test_a_parameter_that_was_replaced_after_the_optimizer_was_made_is_noted() -
     assert (note["unheld"], note["replaced"]) == (["2.weight"], ["2.weight"])
 
 
+@pytest.mark.parametrize("way", ["copies now and then", "averages in every step", "never"])
+def test_a_copy_of_a_model_that_the_program_writes_is_not_noted(way: str) -> None:
+    """A target network whose output is not detached gets gradients, and its weights are those of another model."""
+    model, target = net(), net()
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(9):
+            x = torch.randn(6, 4)
+            optimizer.zero_grad()
+            (model(x) - 1 - 0.9 * target(x)).square().mean().backward()
+            optimizer.step()
+            if way == "copies now and then" and step % 4 == 3:
+                target.load_state_dict(model.state_dict())
+            if way == "averages in every step":
+                for mean, param in zip(target.parameters(), model.parameters(), strict=True):
+                    mean.data.copy_(0.9 * mean.data + 0.1 * param.data)
+
+    unheld = [note["unheld"] for note in notes(program, "not-optimized", every=2)]
+    expected = []
+    if way == "never":
+        expected = [["Sequential.0.weight", "Sequential.0.bias"]]
+    assert [each[:2] for each in unheld] == expected
+
+
 def test_what_a_new_optimizer_holds_or_the_model_has_no_more_was_not_lost() -> None:
     """Between two phases all parameters are replaced, or a layer is taken away; the first optimizer still exists."""
 

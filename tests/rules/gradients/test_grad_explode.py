@@ -71,6 +71,20 @@ def test_growth_that_takes_many_samples_is_seen():
     assert 640 <= finding.step <= 700
 
 
+@pytest.mark.parametrize(("first_step", "number"), [(0, 1), (600, 0), (1200, 1)])
+def test_a_new_optimizer_begins_a_new_past(first_step, number):
+    """Other weights are trained then, on other data: the norms of the training before are no limit."""
+    made = course([*noisy(60), *(40 * each for each in noisy(60))])
+    one = {"type": "SGD", "steps": 100, "parameters": 2, "rates": [0.01], "roots": [0]}
+    trained = [
+        {"index": 0, "first_step": 0, **one},
+        {"index": 1, "first_step": first_step, **one},
+    ]
+    made.events.append({"kind": "optimizers", "optimizers": trained})
+
+    assert len(list(GradExplode().check(made.recording()))) == number
+
+
 @pytest.mark.parametrize("update", [1e-4, 0.009])
 def test_what_is_clipped_does_no_harm(update):
     """A large gradient that changes the weights no more than usual is the optimizer's business."""

@@ -201,6 +201,43 @@ def test_a_healed_nan_is_a_warning():
     assert finding.message.endswith("The run went on.")
 
 
+def test_a_nan_that_a_module_was_given_and_did_not_use_is_for_information():
+    """Memory of torch.empty that a module takes and ignores hurts nothing, and no operation made it."""
+    finding = only(broken(chain(), {"head:in": NAN}))
+
+    assert (finding.severity, finding.site) == ("info", "head:in")
+    assert finding.message.startswith(
+        "head:in contained NaN (1 of 4 elements) at step 20, although log:out before it was "
+        "finite: the forward of Net passes it in from outside any watched module."
+    )
+    assert finding.message.endswith(
+        " No module returned it, and all gradients were finite. The run went on."
+    )
+    assert finding.remedy.startswith("If it is memory of torch.empty that the module does not use")
+
+
+def test_missing_values_that_the_model_replaces_are_for_information():
+    """A batch with NaN, of which no module returns one, is what the model is made for."""
+    scene = Scene()
+    scene.open("", "Net")
+    scene.module("fc", weight=True)
+    scene.close("", "Net")
+    finding = only(broken(scene, {":in": NAN}))
+
+    assert (finding.severity, made_at(finding)) == ("info", "entry, seen")
+    assert finding.remedy.startswith(
+        "If the model replaces missing values, this is as it should be"
+    )
+
+
+@pytest.mark.parametrize("reached", [["head:out"], ["fc.weight:param.grad"], ["head:out", ":out"]])
+def test_a_given_nan_that_goes_on_is_no_information(reached):
+    """What a module returns or a gradient holds is more than a hint."""
+    finding = only(broken(chain(), all_of(["head:in", *reached], NAN)))
+
+    assert finding.severity in ("warning", "error")
+
+
 @pytest.mark.parametrize(
     "reached",
     [

@@ -6,10 +6,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as optimizers
 
+from kedge.rules.training.eval_mode import EvalMode
+from kedge.sites.modal import asks_for_mode
 from tests.watch.watched import descend, net, watch
 
 
@@ -68,6 +71,31 @@ def test_a_parameter_that_was_replaced_after_the_optimizer_was_made_is_noted() -
 
     (note,) = notes(program, "not-optimized")
     assert (note["unheld"], note["replaced"]) == (["2.weight"], ["2.weight"])
+
+
+@pytest.mark.parametrize("way", ["copies now and then", "averages in every step", "never"])
+def test_a_copy_of_a_model_that_the_program_writes_is_not_noted(way: str) -> None:
+    """A target network whose output is not detached gets gradients, and its weights are those of another model."""
+    model, target = net(), net()
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(9):
+            x = torch.randn(6, 4)
+            optimizer.zero_grad()
+            (model(x) - 1 - 0.9 * target(x)).square().mean().backward()
+            optimizer.step()
+            if way == "copies now and then" and step % 4 == 3:
+                target.load_state_dict(model.state_dict())
+            if way == "averages in every step":
+                for mean, param in zip(target.parameters(), model.parameters(), strict=True):
+                    mean.data.copy_(0.9 * mean.data + 0.1 * param.data)
+
+    unheld = [note["unheld"] for note in notes(program, "not-optimized", every=2)]
+    expected = []
+    if way == "never":
+        expected = [["Sequential.0.weight", "Sequential.0.bias"]]
+    assert [each[:2] for each in unheld] == expected
 
 
 def test_what_a_new_optimizer_holds_or_the_model_has_no_more_was_not_lost() -> None:
@@ -394,3 +422,59 @@ def test_frozen_weights_beside_trained_ones_are_counted() -> None:
     (note,) = notes(training(model), "frozen")
 
     assert (note["frozen"], note["beside"]) == (4610, 130)
+
+
+def test_a_sparse_gradient_is_measured_as_a_dense_one() -> None:
+    """A table of words has the same gradients with ``sparse=True``: the rules judge it as any other."""
+
+    def gradients(*, sparse: bool) -> list[tuple[int, int, float]]:
+        torch.manual_seed(0)
+        table = nn.Embedding(6, 3, sparse=sparse)
+
+        def program() -> None:
+            optimizer = torch.optim.SGD(table.parameters(), 0.1)
+            for _ in range(3):
+                optimizer.zero_grad()
+                table(torch.tensor([1, 2, 2])).square().sum().backward()
+                optimizer.step()
+
+        recording = watch(program, every=1).recording()
+        (site,) = recording.of_kind("param.grad")
+        rows = recording.rows(site)
+        columns = (rows.count, rows.nonzero, rows.sumsq)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    dense = gradients(sparse=False)
+    assert gradients(sparse=True) == [pytest.approx(row) for row in dense]
+    assert [(count, nonzero) for count, nonzero, _ in dense] == [(18, 6)] * 3
+
+
+class Gate(nn.Module):
+    """A layer that drops by a function, which is told the mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.fc(x), 0.5, training=self.training)
+
+
+def test_the_mode_of_what_reads_it_in_its_forward_is_noted() -> None:
+    """A dropout that is a function, and no module, is off in evaluation mode as well."""
+    model = nn.Sequential(Gate(), nn.ReLU()).eval()
+    (note,) = notes(training(model), "modes")
+    assert (note["eval"], note["train"]) == (["0"], [])
+
+    (finding,) = EvalMode().check(watch(training(Gate().eval()), every=1).recording())
+    assert finding.message.endswith(
+        "measured steps of its training: Gate does not work as in training."
+    )
+    assert not list(EvalMode().check(watch(training(Gate()), every=1).recording()))
+
+
+def test_the_mode_of_an_installed_library_is_not_noted_for_its_forward() -> None:
+    """It reads the mode for much else: for a checkpoint of activations, or for a dropout of zero."""
+    assert asks_for_mode(Gate)
+    assert not asks_for_mode(nn.MultiheadAttention)
+    assert not asks_for_mode(nn.Linear)

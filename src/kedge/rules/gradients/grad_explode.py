@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from kedge.rules.evidence import Evidence, places, said
 from kedge.rules.naming import NAMED, plain
+from kedge.rules.recorded.optimizers import later_starts
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_sites
@@ -58,7 +60,8 @@ class GradExplode(Rule):
     Window:
         The whole run, sample by sample, from the first sample with min_history samples before the
         lag. So the first formula never judges the first steps, in which the gradients of healthy
-        runs rise and fall. Gradients that are missing in more than a tenth of the steps are left
+        runs rise and fall. The first step of a new optimizer, for example for a new head, starts a
+        new training with a new past. Gradients that are missing in more than a tenth of the steps are left
         out: layers that are unfrozen later would raise the norm.
 
     Thresholds:
@@ -112,11 +115,9 @@ class GradExplode(Rule):
         for root, _ in by_root(trained_sites(recording, "param.grad"), lambda site: site.root):
             arrived = _Norms.of(recording, root)
             taken = _Norms.of_every_step(recording, root)
-            for norms, find in (
-                (arrived, self._outgrown),
-                (taken, self._outgrown),
-                (arrived, self._runaway),
-            ):
+            starts = later_starts(recording, root)
+            ways = [(each, self._outgrown) for each in (*arrived.cut(starts), *taken.cut(starts))]
+            for norms, find in (*ways, (arrived, self._runaway)):
                 found = find(norms)
                 if found is not None:
                     yield self._finding(norms, *found, arrived.parts(int(norms.steps[found[0]])))
@@ -276,6 +277,14 @@ class _Norms:
             else np.zeros(0, dtype=bool)
         )
         return cls(recording, sites, rows.step[usual], rows.sumsq[None, usual], taken=True)
+
+    def cut(self, starts: Sequence[int]) -> list[_Norms]:
+        """Return the norms from each of some steps up to the next; the first part begins with the run."""
+        cuts = [0, *np.searchsorted(self.steps, starts).tolist(), len(self.steps)]
+        return [
+            replace(self, steps=self.steps[begin:end], squares=self.squares[:, begin:end])
+            for begin, end in pairwise(cuts)
+        ]
 
     @cached_property
     def total(self) -> Floats:

@@ -77,6 +77,10 @@ class BadStep:
         """Return those of some sites that were not finite."""
         return [site for site in sites if self.states[site] > FINITE]
 
+    def nonfinite_of(self, recording: Recording) -> list[SiteInfo]:
+        """Return the sites of a recording that were not finite."""
+        return [recording.sites[site] for site in np.flatnonzero(self.states > FINITE)]
+
     def is_unmeasured(self, sites: Iterable[int]) -> bool:
         """Whether none of some sites has a row in this step."""
         return all(self.states[site] == ABSENT or site in self.inferred for site in sites)

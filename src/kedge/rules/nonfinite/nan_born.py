@@ -90,7 +90,9 @@ class NanBorn(Rule):
           recovered.
         - info: such gradients in a float16 run, where loss scaling skips the step on purpose and
           the optimizer never gets them; an infinity if neither gradients nor the model's output
-          were watched.
+          were watched; a NaN that a module was given and that no module returned, while all
+          gradients were finite: missing values that the module replaces, or memory of torch.empty
+          that it does not use.
         - nothing: only infinities, while all gradients and all outputs of the model were finite; or
           some elements of the output were -inf, while all gradients were finite. Masks do this by
           design.
@@ -274,9 +276,11 @@ def _severity(recording: Recording, sighting: Sighting, recovered: bool) -> Seve
         return "error"
 
     if (bad_step.states == NAN).any():
-        if bad_step.sound:
-            return "warning"
-        return "error"
+        if not bad_step.sound:
+            return "error"
+        if sighting.went_no_further(recording):
+            return "info"
+        return "warning"
     if bad_step.sound:
         return None
     reached = bad_step.nonfinite([*gradient_sites, *(site.id for site in returned)])

@@ -38,6 +38,7 @@ from kedge.rules.nonfinite.bad_steps import ABSENT, FINITE, TOTAL, BadStep, judg
 from kedge.rules.recorded.losses import LOSS
 from kedge.rules.recorded.wiring import ModuleSites, Wiring
 from kedge.store.formats import FORMATS
+from kedge.store.recording import Recording
 
 Place = Literal[
     "entry",  # it came into a root from outside, with the batch
@@ -105,6 +106,17 @@ class Sighting:
     def is_of_gradients(self) -> bool:
         """Whether only gradients are recorded of the step, so that its site is not its place; see Note [Guarded]."""
         return self.place == "unseen" and self.certainty == "unknown"
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a module was given the value, and not the result of another module."""
+        return self.place == "entry" or (self.place == "forward" and self.certainty == "between")
+
+    def went_no_further(self, recording: Recording) -> bool:
+        """Whether the value was given to modules and no module returned it, in a step that was sound."""
+        if not self.is_given or not self.bad_step.sound:
+            return False
+        return all(site.kind == "in" for site in self.bad_step.nonfinite_of(recording))
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,10 @@ _OWN_OR_UNSEEN = (
     "operation in its own forward made it{operation}, or {unseen} inside it did, "
     "which was not recorded."
 )
+_GIVEN = (
+    "{site} contained {value} at step {step}, although {near} before it was finite: the forward "
+    "of {name} passes it in from outside any watched module{operation}."
+)
 _AT_THE_START = (
     "{site} was the first to contain {value}, at step {step}: an operation in the "
     "forward of {name} made it, outside any watched module{operation}."
@@ -180,6 +184,12 @@ _ENTRY = (
     "values, a division by a zero standard deviation and a bad file are the usual "
     "causes."
 )
+#: What to look at first of a value that no module returned, by the place of its birth.
+_UNUSED = {
+    "entry": "If the model replaces missing values, this is as it should be. Else: ",
+    "forward": "If it is memory of torch.empty that the module does not use, as it seems, nothing "
+    "is wrong; torch.zeros shows no such values. Else: ",
+}
 _PARAMETER = "Check the checkpoint and the initialisation with torch.isfinite"
 _STEPPED = (
     "If the program writes to the parameter itself between the steps, look there; "
@@ -287,6 +297,8 @@ class _RowWords:
             )
         if not self.birth.recovered:
             return message
+        if self.sighting.went_no_further(self.recording):
+            message += " No module returned it, and all gradients were finite."
 
         often = "The"
         if self.birth.times > 1:
@@ -350,6 +362,8 @@ class _RowWords:
             return _ALL_GRADIENTS
         if place == ("forward", "between") and not near:
             return _AT_THE_START
+        if place == ("forward", "between") and sighting.went_no_further(self.recording):
+            return _GIVEN
         if self.figures.unmeasured():
             return _OWN_OR_UNSEEN
         return _SENTENCES[place]
@@ -368,7 +382,7 @@ class _RowWords:
             if function:
                 inside = f", in {function}"
             called = f"backward() is called on it at {line_of(source)}{inside}"
-        elif place == "entry" or (place == "forward" and certainty == "between"):
+        elif sighting.is_given:
             called = f"The result goes in at {line_of(source)}, in {function}"
         else:
             name = name_of(sighting.cleared[0]) if sighting.cleared else self.figures.name
@@ -503,6 +517,10 @@ class _RowWords:
             return self._remedy_of_gradients()
         if place == "optimizer" and certainty in ("seen", "among"):
             return self._remedy_of_update()
+
+        if sighting.went_no_further(self.recording):
+            remedy = self._remedy_of_place()
+            return _UNUSED[place] + remedy[0].lower() + remedy[1:]
 
         growth = figures.growth()
         if growth and place not in ("entry", "written", "backward"):

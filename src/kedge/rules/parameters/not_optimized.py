@@ -85,7 +85,8 @@ class NotOptimized(Rule):
         in vain = backward passes while an optimizer that holds the model's parameters never
         stepped.
 
-        Parameters with requires_grad False are ignored.
+        Parameters with requires_grad False are ignored, and those that the program changes
+        itself, such as a target network into which it copies the weights of another model.
 
     Window:
         The whole run; the state at its end counts.

@@ -37,6 +37,9 @@ from kedge.watch.records.samples import Samples
 Source: TypeAlias = Optimizer | nn.Module
 """What changes parameters: an optimizer, or the program itself, for which the root's module stands."""
 
+_LARGEST_COPY = 2**24
+"""Most elements of a sparse gradient that is measured."""
+
 
 @dataclass
 class HeldParameters:
@@ -59,6 +62,19 @@ class HeldParameters:
         """Return the existing dense gradients, by the number of their parameter here."""
         found = ((i, p.grad) for i, p in enumerate(self.params))
         return {i: grad for i, grad in found if grad is not None and not grad.is_sparse}
+
+    def densified(self) -> dict[int, Tensor]:
+        """Return dense copies of the sparse gradients, by the number of their parameter here.
+
+        So they are measured as those of an embedding without ``sparse=True`` are. A larger one is
+        left out, as its copy would take more memory than the step itself.
+        """
+        dense = {}
+        for i, param in enumerate(self.params):
+            grad = param.grad
+            if grad is not None and grad.is_sparse and grad.numel() <= _LARGEST_COPY:
+                dense[i] = grad.detach().to_dense()
+        return dense
 
     def seats(self, meter: Meter, kind: str, values: Mapping[int, Tensor]) -> list[Any]:
         """Return the meter's entries for the sites of values, keyed by their parameter's number.
@@ -290,11 +306,13 @@ class Updates:
         self._passed.add(id(source))
         for each in held:
             graded = each.graded()
-            if not graded:
-                continue
-            each.elements, each.squares, bad = norm_of(list(graded.values()))
-            self.bad |= bad
-            if self._measured or bad:
+            bad = False
+            if graded:
+                each.elements, each.squares, bad = norm_of(list(graded.values()))
+                self.bad |= bad
+            if self._measured:
+                graded |= each.densified()
+            if graded and (self._measured or bad):
                 if again:
                     self.meter.drop(each.seats(self.meter, "param.grad", graded))
                 self._observe(each, "param.grad", graded)

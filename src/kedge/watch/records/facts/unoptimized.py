@@ -1,19 +1,30 @@
-"""Parameters that are trained and in no optimizer, or in an optimizer and not trained."""
+"""Parameters that are trained and in no optimizer, or in an optimizer and not trained.
+
+# Note [Written by the program]
+A target network gets gradients, unless its output is detached, and is in no optimizer; the program
+copies the weights of another model into it. So some elements of each parameter that gets gradients
+and is in no optimizer are kept from the first comparison on. One that has changed since is changed
+by the program on purpose, and is not noted.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Container, Iterable, Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from kedge.by_identity import ByIdentity
 from kedge.store.events import NotOptimizedEvent
+from kedge.torch_internals import modes
 from kedge.torch_internals.module_tables import modules_in, parameters_in
 from kedge.torch_internals.tensors import may_alias
 from kedge.watch.models.optimizers import Optimizers, params_of
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.roots import RootModule
+from kedge.watch.records.samples import sample
 
 _NAMED = 50
 """Most names in a note."""
@@ -25,6 +36,7 @@ class UnoptimizedParameters:
     def __init__(self) -> None:
         self._notes: dict[int, NotOptimizedEvent] = {}
         self._called: list[tuple[weakref.ref[nn.Module], RootModule]] = []
+        self._numbers: ByIdentity[Tensor, Tensor] = ByIdentity()
 
     def called_inside(self, module: nn.Module, root: RootModule) -> None:
         """Remember a module that is called while a root runs but is not part of it."""
@@ -37,7 +49,7 @@ class UnoptimizedParameters:
         self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters
     ) -> list[NotOptimizedEvent]:
         """Return the notes at the end of a run."""
-        self.compare(optimizers, roots, places)
+        self.compare(optimizers, roots, places, wait=True)
         return [
             note
             for note in self._notes.values()
@@ -45,7 +57,12 @@ class UnoptimizedParameters:
         ]
 
     def compare(
-        self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters
+        self,
+        optimizers: Optimizers,
+        roots: Iterable[RootModule],
+        places: WatchedParameters,
+        *,
+        wait: bool = False,
     ) -> None:
         """Compare the models and the optimizers as they are now."""
         living = optimizers.known()
@@ -54,9 +71,9 @@ class UnoptimizedParameters:
         held = {id(p): p for o in living.values() for p in params_of(o)}
         for root in roots:
             module = root.module()
-            is_over = root.optimizers and not root.optimizers & living.keys()
-            if module is not None and not is_over:
-                self._notes[root.index] = self._not_held(root, module, held, places)
+            has_ended = root.optimizers and not root.optimizers & living.keys()
+            if module is not None and (root.by_hand or not has_ended):
+                self._notes[root.index] = self._not_held(root, module, held, places, wait=wait)
         foreign = sum(places.of(p) is None and p.grad is None for p in held.values())
         self._notes[-1] = NotOptimizedEvent(foreign=foreign)
 
@@ -66,6 +83,8 @@ class UnoptimizedParameters:
         module: nn.Module,
         held: Mapping[int, Tensor],
         places: WatchedParameters,
+        *,
+        wait: bool,
     ) -> NotOptimizedEvent:
         """Return a note on parameters that no optimizer holds.
 
@@ -86,6 +105,14 @@ class UnoptimizedParameters:
         for name, param in unheld.items():
             if param.grad is not None or any(at.times for at in places.among([param])):
                 graded.append(name)
+        written = [
+            name
+            for name in graded
+            if root.label(name) not in stale and self._is_written(unheld[name], wait=wait)
+        ]
+        for name in written:
+            graded.remove(name)
+            del unheld[name]
         if not root.optimizers:
             unheld = {name: unheld[name] for name in graded}
         outside = self._outside(root, held.keys() | here)
@@ -102,6 +129,22 @@ class UnoptimizedParameters:
             tensors=tuple(tensors[:_NAMED]),
             passes=max((at.times for at in places.among(unheld.values())), default=0),
         )
+
+    def _is_written(self, param: Tensor, *, wait: bool) -> bool:
+        """Whether the program has changed a parameter since this was asked first; see Note [Written by the program].
+
+        Args:
+            param: The parameter.
+            wait: Whether to read it if it is on a device.
+        """
+        is_plain = type(param) is nn.Parameter and param.layout is torch.strided
+        if not is_plain or not modes.has_data(param):
+            return False
+        before = self._numbers.get(param)
+        if before is None:
+            self._numbers[param] = sample(param).clone()
+            return False
+        return (param.is_cpu or wait) and not torch.equal(sample(param), before)
 
     def _outside(self, root: RootModule, known: Container[int]) -> list[nn.Module]:
         """Return modules that a root calls without holding them, if no optimizer uses gradients there."""

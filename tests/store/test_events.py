@@ -34,6 +34,7 @@ from kedge.store.events import (
     RecordedOptimizer,
     RunEvent,
     SavedEvent,
+    SharedParametersEvent,
     UnknownEvent,
     UnseenDetail,
     UnseenEvent,
@@ -73,6 +74,7 @@ EVENTS = [
         course=BytesOverStep((64, 0), (1, 2), 64, 1, 2, (("fc", 64), (None, 0))),
         seconds=0.5,
     ),
+    SharedParametersEvent(optimizers=(0, 1), parameters=("fc.weight",), count=1, compared=4),
     UnseenEvent(what="failed", detail=UnseenDetail(name="a step", cause="ValueError")),
 ]
 

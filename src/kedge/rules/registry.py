@@ -31,6 +31,7 @@ from kedge.rules.parameters.never_initialised import NeverInitialised
 from kedge.rules.parameters.no_effect import NoEffect
 from kedge.rules.parameters.not_optimized import NotOptimized
 from kedge.rules.parameters.rate_too_large import RateTooLarge
+from kedge.rules.parameters.two_optimizers import TwoOptimizers
 from kedge.rules.parameters.unused_param import UnusedParam
 from kedge.rules.parameters.update_ratio import UpdateRatio
 from kedge.rules.rank_departs import RankDeparts
@@ -55,6 +56,7 @@ ALL: tuple[Rule, ...] = (
     GradsKept(),
     GradsShrunk(),
     NeverInitialised(),
+    TwoOptimizers(),
     RateTooLarge(),
     NearOverflow(),
     Underflow(),

@@ -23,6 +23,7 @@ from kedge.rules.gradients.grad_vanish import GradVanish
 from kedge.rules.gradients.grad_zero import GradZero
 from kedge.rules.gradients.grads_kept import GradsKept
 from kedge.rules.gradients.grads_shrunk import GradsShrunk
+from kedge.rules.gradients.rival_stopped import RivalStopped
 from kedge.rules.holders import naming_ranks
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.parameters.mostly_frozen import MostlyFrozen
@@ -63,6 +64,7 @@ ALL: tuple[Rule, ...] = (
     GradExplode(),
     GradVanish(),
     GradZero(),
+    RivalStopped(),
     Spike(),
     DeadChannel(),
     Saturated(),

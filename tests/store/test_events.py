@@ -37,6 +37,7 @@ from kedge.store.events import (
     RecordedOptimizer,
     RunEvent,
     SavedEvent,
+    SharedParametersEvent,
     TargetsEvent,
     UnknownEvent,
     UnseenDetail,
@@ -82,6 +83,7 @@ EVENTS = [
         seconds=0.5,
     ),
     TargetsEvent(step=2, root=0, positions=48, before=True, source=LINE),
+    SharedParametersEvent(optimizers=(0, 1), parameters=("fc.weight",), count=1, compared=4),
     UnseenEvent(what="failed", detail=UnseenDetail(name="a step", cause="ValueError")),
 ]
 

@@ -24,6 +24,7 @@ from kedge.rules.gradients.grad_vanish import GradVanish
 from kedge.rules.gradients.grad_zero import GradZero
 from kedge.rules.gradients.grads_kept import GradsKept
 from kedge.rules.gradients.grads_shrunk import GradsShrunk
+from kedge.rules.gradients.rival_stopped import RivalStopped
 from kedge.rules.holders import naming_ranks
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.parameters.mostly_frozen import MostlyFrozen
@@ -32,6 +33,7 @@ from kedge.rules.parameters.never_initialised import NeverInitialised
 from kedge.rules.parameters.no_effect import NoEffect
 from kedge.rules.parameters.not_optimized import NotOptimized
 from kedge.rules.parameters.rate_too_large import RateTooLarge
+from kedge.rules.parameters.two_optimizers import TwoOptimizers
 from kedge.rules.parameters.unused_param import UnusedParam
 from kedge.rules.parameters.update_ratio import UpdateRatio
 from kedge.rules.rank_departs import RankDeparts
@@ -59,6 +61,7 @@ ALL: tuple[Rule, ...] = (
     GradsKept(),
     GradsShrunk(),
     NeverInitialised(),
+    TwoOptimizers(),
     RateTooLarge(),
     NearOverflow(),
     AutocastLost(),
@@ -66,6 +69,7 @@ ALL: tuple[Rule, ...] = (
     GradExplode(),
     GradVanish(),
     GradZero(),
+    RivalStopped(),
     Spike(),
     DeadChannel(),
     Saturated(),

@@ -437,6 +437,26 @@ class NotOptimizedEvent(RunEvent):
     in_vain: Count = left_out(0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedParametersEvent(RunEvent):
+    """Two optimizers that hold the same parameters stepped in turn.
+
+    Attributes:
+        optimizers: Their numbers.
+        parameters: The parameters that both hold.
+        count: How many these are.
+        compared: In how many measured steps of the run both stepped, with gradients.
+        same: In how many of them the second one used gradients that the first one had used.
+    """
+
+    kind = "shared-parameters"
+    optimizers: tuple[Count, ...]
+    parameters: tuple[str, ...] = ()
+    count: Count
+    compared: Count = 0
+    same: Count = 0
+
+
 @dataclass(frozen=True, slots=True)
 class FrozenPart:
     """A child of a root, or a parameter of its own: its elements, and how many of them are frozen."""

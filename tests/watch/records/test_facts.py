@@ -478,3 +478,63 @@ def test_the_mode_of_an_installed_library_is_not_noted_for_its_forward() -> None
     assert asks_for_mode(Gate)
     assert not asks_for_mode(nn.MultiheadAttention)
     assert not asks_for_mode(nn.Linear)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Steps by another optimizer with the same groups."""
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        super().__init__(params, {"lr": 0.01})
+        self.base = torch.optim.SGD(params, 0.01)
+
+    def step(self, closure: None = None) -> None:
+        """Step."""
+        self.base.step()
+
+
+def with_two(
+    *, shared: bool = True, again: bool = False, later: bool = False, wrapped: bool = False
+) -> list[dict[str, Any]]:
+    """Train a model with two optimizers; return what was noted of parameters that both hold."""
+    model = net()
+
+    def program() -> None:
+        params = list(model.parameters())
+        one: torch.optim.Optimizer = torch.optim.Adam(params if shared else params[:2], 1e-3)
+        if wrapped:
+            one = Wrapper(params)
+        other = torch.optim.SGD(params[2:], 0.01)
+        for i in range(8):
+            one.zero_grad()
+            model(torch.randn(6, 4)).square().mean().backward()
+            if not later or i < 4:
+                one.step()
+            if again:
+                other.zero_grad()
+                model(torch.randn(6, 4)).square().mean().backward()
+            if not (wrapped or (later and i < 4)):
+                other.step()
+
+    return notes(program, "shared-parameters")
+
+
+def test_two_optimizers_that_use_the_same_gradients_are_noted() -> None:
+    """With the parameters that both hold."""
+    (note,) = with_two()
+
+    assert (note["optimizers"], note["parameters"]) == ([0, 1], ["2.weight", "2.bias"])
+    assert (note["count"], note["same"]) == (2, note["compared"])
+    assert note["same"] >= 5
+
+
+def test_gradients_of_its_own_are_not_the_same() -> None:
+    """A backward pass stands between both steps."""
+    (note,) = with_two(again=True)
+
+    assert (note["same"], note["compared"] >= 5) == (0, True)
+
+
+@pytest.mark.parametrize("case", ["apart", "later", "wrapped"])
+def test_optimizers_that_do_not_meet_are_not_noted(case: str) -> None:
+    """They hold other parameters, one takes over from the other, or one works by the other."""
+    assert with_two(shared=case != "apart", later=case == "later", wrapped=case == "wrapped") == []

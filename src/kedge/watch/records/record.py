@@ -183,6 +183,7 @@ class TrainingRecord:
             step = self.step()
             self.writer.notes += self.facts.rates.before_step(step, optimizer, entry.index)
             self.writer.notes += self.facts.gradients.before_step(step, optimizer, entry.index)
+            self.facts.shared.before_step(step, entry.index)
         bad = self.updates.bad
         norms = self.updates.before(optimizer, closure=closure)
         if norms is not None:

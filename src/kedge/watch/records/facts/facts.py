@@ -15,6 +15,7 @@ from kedge.watch.records.facts.kept_gradients import KeptGradients
 from kedge.watch.records.facts.learning_rates import LearningRates
 from kedge.watch.records.facts.modes import TrainingModes
 from kedge.watch.records.facts.root_passes import RootPasses
+from kedge.watch.records.facts.shared_parameters import SharedParameters
 from kedge.watch.records.facts.unoptimized import UnoptimizedParameters
 from kedge.watch.records.facts.unseen import UnseenWork
 from kedge.watch.records.facts.unstepped import Unstepped
@@ -32,6 +33,7 @@ class Facts:
         used: The gradients that optimizers use, beside those that backward passes left.
         unoptimized: Parameters that no optimizer holds.
         frozen: Parameters that are not to be trained.
+        shared: Parameters that two optimizers hold.
         unstepped: Optimizers that never step.
         unseen: Work that cannot be watched.
 
@@ -47,6 +49,7 @@ class Facts:
         self.used = UsedGradients()
         self.unoptimized = UnoptimizedParameters()
         self.frozen = FrozenParameters(step)
+        self.shared = SharedParameters()
         self.unstepped = Unstepped()
         self.unseen = UnseenWork()
         self._comparing = EverRarer()
@@ -67,6 +70,7 @@ class Facts:
         if self._comparing.is_due(len(optimizers.entries)):
             self.unoptimized.compare(optimizers, roots, places)
             self.frozen.compare(roots, places)
+            self.shared.compare(optimizers, places)
 
     def at_end(
         self, optimizers: Optimizers, roots: Sequence[RootModule], places: WatchedParameters
@@ -80,6 +84,7 @@ class Facts:
         notes += self.used.notes()
         notes += self.unoptimized.notes(optimizers, roots, places)
         notes += self.frozen.notes(roots, places)
+        notes += self.shared.notes(optimizers)
         notes += self.passes.notes()
         notes += self.unseen.notes(trained=bool(optimizers.entries or optimizers.by_hand))
         return notes

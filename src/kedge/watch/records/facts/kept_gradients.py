@@ -23,7 +23,7 @@ CHECKED = 8
 _SMALL = 1 << 16
 """Most elements of a gradient that is compared."""
 
-_Gradient: TypeAlias = tuple[TensorSlot, StorageWeakRef, int]
+KeptGradient: TypeAlias = tuple[TensorSlot, StorageWeakRef, int]
 """A parameter's place, the memory of its gradient, and the version of that memory."""
 
 
@@ -31,7 +31,7 @@ class KeptGradients:
     """Notes the gradients that are still there when the next step of their optimizer uses them."""
 
     def __init__(self) -> None:
-        self._left: dict[int, list[_Gradient]] = {}
+        self._left: dict[int, list[KeptGradient]] = {}
         self._zeroed: set[int] = set()
         self._inside: dict[int, int] = {}
         self._passed = False
@@ -45,7 +45,7 @@ class KeptGradients:
         for key, left in list(self._left.items()):
             if not passes.reached_here(_params(left)):
                 continue
-            if not any(map(_is_left, left)):
+            if not any(map(is_left, left)):
                 self._zeroed.add(key)
             if key in self._inside:  # its step has begun, and calls this from a closure
                 notes += self._notes(step, key, self._inside.pop(key))
@@ -92,24 +92,29 @@ class KeptGradients:
         self._inside.clear()
 
 
-def _params(kept: Iterable[_Gradient]) -> list[Tensor]:
+def _params(kept: Iterable[KeptGradient]) -> list[Tensor]:
     return [param for slot, _, _ in kept if (param := slot()) is not None]
 
 
-def _gradients(params: Iterable[tuple[TensorSlot, Tensor]]) -> list[_Gradient]:
+def _gradients(params: Iterable[tuple[TensorSlot, Tensor]]) -> list[KeptGradient]:
     """Return some small, dense gradients, each with its parameter and the version of its memory.
 
     The last parameters come first: they are near the loss, where a gradient is seldom zero.
     """
-    found: list[_Gradient] = []
+    found: list[KeptGradient] = []
     for slot, param in reversed(list(params)):
         grad = param.grad
         if grad is not None and can_compare(grad):
-            memory = StorageWeakRef(own_part(grad).untyped_storage())
-            found.append((slot, memory, version_of(grad)))
+            found.append(gradient_at(slot, grad))
             if len(found) == CHECKED:
                 break
     return found
+
+
+def gradient_at(slot: TensorSlot, grad: Tensor) -> KeptGradient:
+    """Return a parameter's place with the present state of its gradient, which is not read."""
+    memory = StorageWeakRef(own_part(grad).untyped_storage())
+    return slot, memory, version_of(grad)
 
 
 def can_compare(grad: Tensor) -> bool:
@@ -123,7 +128,7 @@ def can_compare(grad: Tensor) -> bool:
     return bool(squares or nonfinite) or bool(own.any())
 
 
-def _is_left(one: _Gradient) -> bool:
+def is_left(one: KeptGradient) -> bool:
     """Whether a parameter still has the same gradient, unchanged."""
     slot, memory, version = one
     param = slot()

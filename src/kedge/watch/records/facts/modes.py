@@ -68,7 +68,8 @@ class TrainingModes:
 
 
 def _is_modal(module: nn.Module) -> bool:
-    return isinstance(module, MODAL) or asks_for_mode(type(module))
+    kind: Any = type(module)
+    return isinstance(module, MODAL) or asks_for_mode(kind)
 
 
 def _has_effect(module: nn.Module) -> bool:

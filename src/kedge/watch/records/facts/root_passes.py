@@ -28,11 +28,13 @@ class RootPasses:
 
     Attributes:
         measured: Whether the current step is measured.
+        in_row: Whether a model has had a pass without gradients since the last one with them.
     """
 
     def __init__(self, step: Callable[[], int]) -> None:
         self.step = step
         self.measured = True
+        self.in_row = False
         self._of: dict[int, PassHook] = {}
 
     def follow(self, called: nn.Module, root: RootModule, shield: WatchShield) -> None:
@@ -56,8 +58,10 @@ class RootPasses:
 
     def graded(self) -> None:
         """Called when a model has a pass with gradients: rows of passes without them are over."""
-        for known in self._of.values():
-            known.evaluations.row = 0
+        if self.in_row:
+            self.in_row = False
+            for known in self._of.values():
+                known.evaluations.row = 0
 
     def notes(self) -> list[RunEvent]:
         """Return the notes at the end of a run."""
@@ -99,6 +103,7 @@ class PassHook(KedgeHook):
         if torch.compiler.is_compiling() or in_backward() or is_replica(module):
             return
         if not torch.is_grad_enabled():
+            passes.in_row = True
             self._evaluated(module, passes.step())
             self.evaluations.put_up()
             return

@@ -81,6 +81,14 @@ class AutocastLost(Rule):
             if lost and len(lowered) >= self.min_lowered and len(lost) < len(lowered):
                 yield self._finding(recording, root, lost, lowered)
 
+    def idle(self, recording: Recording) -> str:
+        """Return that no module with weights in float32 returned values of half precision."""
+        wiring = wire(recording)
+        outs = (_first(wiring, layer.outs) for layer in _layers(recording, wiring))
+        if any(out is not None and _dtype(out) in _HALF for out in outs):
+            return ""
+        return "no autocast"
+
     def _finding(
         self, recording: Recording, root: int, lost: list[SiteInfo], lowered: list[SiteInfo]
     ) -> Finding:

@@ -90,3 +90,9 @@ class TargetsAreInputs(Rule):
                 remedy="A language model predicts the next token: call model(tokens[:, :-1]) with "
                 "the targets tokens[:, 1:]. Nothing is wrong with an autoencoder.",
             )
+
+    def idle(self, recording: Recording) -> str:
+        """Return that no model embeds tokens."""
+        if any(site.type == "Embedding" for site in recording.sites):
+            return ""
+        return "no embedding"

@@ -87,6 +87,26 @@ def test_an_optimizer_of_something_unseen_is_a_hint():
     assert "holds 3 parameters that belong to no model" in finding.message
 
 
+@pytest.mark.parametrize(
+    ("held", "severity"), [(None, "error"), (steady(0.1, 1e-3, 1e-4), "warning")]
+)
+def test_it_is_an_error_if_nothing_that_the_optimizer_holds_got_a_gradient(held, severity):
+    """Gradients of what it does not hold are no training, though some are recorded in the first step."""
+    made = Course(range(12))
+    made.weight("fc", held or (lambda _: (0.1, None, None, None)))
+    made.weight("bn", lambda i: (1.0, None if i else 1e-3, None, None))
+    made.roots[0]["trained"] = True
+    made.events = [
+        left(unheld=["bn.weight"], graded=["bn.weight"]),
+        {"kind": "optimizers", "optimizers": [{"index": 0, "type": "SGD", "roots": [0]}]},
+    ]
+
+    (finding,) = NotOptimized().check(made.recording())
+
+    assert finding.severity == severity
+    assert ("nothing is trained" in finding.message) == (severity == "error")
+
+
 @pytest.mark.parametrize(("passes", "number"), [(9, 0), (10, 1)])
 def test_a_model_that_no_optimizer_has_is_a_warning_if_it_gets_gradients_again_and_again(
     passes, number

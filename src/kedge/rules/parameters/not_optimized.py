@@ -11,11 +11,12 @@ from kedge.rules.recorded.optimizers import (
     has_optimizer,
     optimizers,
     trained_by,
+    unheld_parameters,
     without_optimizer,
 )
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import no_end
-from kedge.rules.recorded.trained import trained_roots, trains
+from kedge.rules.recorded.trained import recorded_gradients, trained_roots
 from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.sites.site import escape
@@ -203,7 +204,9 @@ class NotOptimized(Rule):
         in_vain = ""
         if loud and not fixed:
             severity = "warning"
-            if has_optimizer(recording) and not trains(recording):
+            unheld = unheld_parameters(recording)
+            held = (site for site in recorded_gradients(recording) if site.path not in unheld)
+            if has_optimizer(recording) and not any(held):
                 severity = "error"
                 in_vain = " What the optimizer holds never got a gradient: nothing is trained."
         return self._finding(

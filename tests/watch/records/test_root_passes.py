@@ -375,6 +375,23 @@ def test_a_mode_of_the_program_stays_through_its_evaluations() -> None:
     assert modes.function_modes() == before
 
 
+def test_classes_of_short_texts_are_no_targets_of_a_language_model() -> None:
+    """Of one token there is none before, and of two only half of the targets have one."""
+    for length in (1, 2):
+        model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
+
+        def program(model: nn.Module = model, length: int = length) -> None:
+            optimizer = torch.optim.SGD(model.parameters(), 0.01)
+            for _ in range(6):
+                tokens = torch.randint(0, 16, (24 // length, length))
+                classes = torch.randint(0, 16, (24,))
+                optimizer.zero_grad()
+                functional.cross_entropy(model(tokens).flatten(0, 1), classes).backward()
+                optimizer.step()
+
+        assert notes(program, "targets") == []
+
+
 def test_no_mode_is_left_behind_and_a_block_of_the_program_ends_as_it_began() -> None:
     """The look ends with its step; inside of a block of the program's own mode there is none."""
     before = modes.function_modes()

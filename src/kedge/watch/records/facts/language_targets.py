@@ -122,7 +122,8 @@ class _Look(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _embedded(self, tokens: Any) -> None:
-        is_batch = isinstance(tokens, Tensor) and tokens.dim() >= 2
+        # A sequence of one token has no token before.
+        is_batch = isinstance(tokens, Tensor) and tokens.dim() >= 2 and tokens.shape[-1] > 1
         if is_batch and tokens.numel() >= _LEAST:
             self._tokens.append(tokens.detach())
 
@@ -141,8 +142,8 @@ class _Look(TorchFunctionMode):
             placed, counted = target.reshape(tokens.shape), counts.reshape(tokens.shape)
             same = same | ((placed == tokens) | ~counted).all()
             # The last dimension is the sequence.
-            equal = placed[..., 1:] == tokens[..., :-1]
-            before = before | (equal | ~counted[..., 1:]).all()
+            equal, counted = placed[..., 1:] == tokens[..., :-1], counted[..., 1:]
+            before = before | ((equal | ~counted).all() & (counted.sum() >= _LEAST))
         frame = programs_line(sys._getframe(2))
         line = None
         if frame is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from kedge.frames import is_installed
 from kedge.short_text import listed
 from kedge.torch_internals.module_tables import modules_in
 
@@ -29,6 +30,16 @@ MODAL = (
 def drops(module: nn.Module) -> bool:
     """Whether a module of `MODAL` has an effect: a dropout of 0 has none."""
     return bool(getattr(module, "p", 1.0) > 0)
+
+
+def asks_for_mode(kind: type[nn.Module]) -> bool:
+    """Whether the forward of a class of the program reads ``self.training``.
+
+    That is how `torch.nn.functional.dropout` is told, and noise in a gate. An installed library
+    reads it for much else, such as a gradient checkpoint.
+    """
+    code = getattr(kind.forward, "__code__", None)
+    return code is not None and "training" in code.co_names and not is_installed(code.co_filename)
 
 
 def in_training(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

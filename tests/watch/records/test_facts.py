@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as optimizers
 
+from kedge.rules.training.eval_mode import EvalMode
+from kedge.sites.modal import asks_for_mode
 from tests.watch.watched import descend, net, watch
 
 
@@ -369,3 +371,34 @@ def test_a_sparse_gradient_is_measured_as_a_dense_one() -> None:
     dense = gradients(sparse=False)
     assert gradients(sparse=True) == [pytest.approx(row) for row in dense]
     assert [(count, nonzero) for count, nonzero, _ in dense] == [(18, 6)] * 3
+
+
+class Gate(nn.Module):
+    """A layer that drops by a function, which is told the mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.fc(x), 0.5, training=self.training)
+
+
+def test_the_mode_of_what_reads_it_in_its_forward_is_noted() -> None:
+    """A dropout that is a function, and no module, is off in evaluation mode as well."""
+    model = nn.Sequential(Gate(), nn.ReLU()).eval()
+    (note,) = notes(training(model), "modes")
+    assert (note["eval"], note["train"]) == (["0"], [])
+
+    (finding,) = EvalMode().check(watch(training(Gate().eval()), every=1).recording())
+    assert finding.message.endswith(
+        "measured steps of its training: Gate does not work as in training."
+    )
+    assert not list(EvalMode().check(watch(training(Gate()), every=1).recording()))
+
+
+def test_the_mode_of_an_installed_library_is_not_noted_for_its_forward() -> None:
+    """It reads the mode for much else: for a checkpoint of activations, or for a dropout of zero."""
+    assert asks_for_mode(Gate)
+    assert not asks_for_mode(nn.MultiheadAttention)
+    assert not asks_for_mode(nn.Linear)

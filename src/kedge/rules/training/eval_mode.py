@@ -41,7 +41,8 @@ class EvalMode(Rule):
 
     Formula:
         The model as a whole has training False in steps of its optimizer, and contains dropout or
-        batch normalisation, all of them in evaluation mode. A model of which only a part is in
+        batch normalisation, or modules of the program whose forward reads self.training, as for
+        functional.dropout; all of them in evaluation mode. A model of which only a part is in
         evaluation mode is trained this way on purpose, and is not reported.
 
     Window:
@@ -102,9 +103,9 @@ class EvalMode(Rule):
         self, recording: Recording, root: int, phases: list[ModesEvent], shown: tuple[int, int]
     ) -> Finding:
         (steps, of), event, since = shown, phases[-1], phases[0].step
-        paths = list(event.eval)
         site = f"{root_path(recording, root)}:out"
         model = names_of(recording, [root])
+        paths = [path or model for path in event.eval]
         broken = ""
         if len(phases) > 1:
             broken = f" with {counted(len(phases) - 1, 'interruption')}"

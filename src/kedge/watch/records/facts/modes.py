@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from kedge.by_identity import ByIdentity
-from kedge.sites.modal import MODAL, drops
+from kedge.sites.modal import MODAL, asks_for_mode, drops
 from kedge.store.events import ModesEvent
 from kedge.torch_internals.module_tables import modules_in, own_children
 from kedge.watch.models.roots import RootModule
@@ -39,7 +39,7 @@ class TrainingModes:
             if module is None or not root.optimizers:
                 continue
 
-            found = [(n, m) for n, m in self._modal(root, module) if drops(m)]
+            found = [(n, m) for n, m in self._modal(root, module) if _has_effect(m)]
             evals = tuple(n for n, m in found if m.training is False)[:_NAMED]
             trains = tuple(n for n, m in found if m.training is True)[:_NAMED]
             modes = (module.training, evals, trains)
@@ -61,10 +61,19 @@ class TrainingModes:
         before, known = self._found.get(module, ((), []))
         if there != before or any(ref() is None for _, ref in known):
             inside = modules_in(module).items()
-            modal = {root.label(n): m for n, m in inside if isinstance(m, MODAL)}
+            modal = {root.label(n): m for n, m in inside if _is_modal(m)}
             known = [(path, weakref.ref(m)) for path, m in modal.items()]
             self._found[module] = (there, known)
         return [(path, m) for path, ref in known if (m := ref()) is not None]
+
+
+def _is_modal(module: nn.Module) -> bool:
+    return isinstance(module, MODAL) or asks_for_mode(type(module))
+
+
+def _has_effect(module: nn.Module) -> bool:
+    """Whether the mode of such a module matters: not that of a dropout of 0."""
+    return not isinstance(module, MODAL) or drops(module)
 
 
 def _ids_in(module: nn.Module) -> tuple[int, ...]:

@@ -136,6 +136,29 @@ class Figures:
         return name_of(module)
 
     @property
+    def root(self) -> str:
+        """The name of the model that the site belongs to."""
+        return self._recording.roots[self.site.root].name
+
+    def calls_in_turn(self) -> int:
+        """Return how often a root was called in the step, if a call may have taken the result of another one.
+
+        Returns:
+            0 if it was called once, if all that it was given was bad, or if it returned no bad
+            value.
+        """
+        rows = self._rows(self.sighting.site)
+        here = np.flatnonzero(rows.step == self._step)
+        root = self.site.root
+        outs = [site.id for site in self._recording.of_kind("out") if site.root == root]
+        if not len(here) or not self.sighting.bad_step.nonfinite(outs):
+            return 0
+        calls = int(rows.calls[here[0]])
+        if calls < 2 or rows.nonfinite[here[0]] >= rows.count[here[0]]:
+            return 0
+        return calls
+
+    @property
     def dtype(self) -> str:
         """The dtype in which it was made: for a module's backward that of its output, which autocast chooses."""
         module = self.sighting.module

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any
 
 from torch import nn
 
@@ -34,8 +32,7 @@ def drops(module: nn.Module) -> bool:
     return bool(getattr(module, "p", 1.0) > 0)
 
 
-@lru_cache(maxsize=256)
-def asks_for_mode(kind: type[Any]) -> bool:
+def asks_for_mode(kind: type[nn.Module]) -> bool:
     """Whether the forward of a class of the program reads ``self.training``.
 
     That is how `torch.nn.functional.dropout` is told, and noise in a gate. An installed library

@@ -68,8 +68,7 @@ class TrainingModes:
 
 
 def _is_modal(module: nn.Module) -> bool:
-    kind: Any = type(module)
-    return isinstance(module, MODAL) or asks_for_mode(kind)
+    return isinstance(module, MODAL) or asks_for_mode(type(module))
 
 
 def _has_effect(module: nn.Module) -> bool:

@@ -47,6 +47,7 @@ from kedge.rules.training.no_learning import NoLearning
 from kedge.rules.training.same_batch import SameBatch
 from kedge.rules.training.spike import Spike
 from kedge.rules.training.train_mode import TrainMode
+from kedge.rules.training.workers_alike import WorkersAlike
 from kedge.store.recording import Recording
 
 #: Every rule with its default thresholds, in the order in which they are listed.
@@ -75,6 +76,7 @@ ALL: tuple[Rule, ...] = (
     TrainMode(),
     BatchOfOne(),
     SameBatch(),
+    WorkersAlike(),
     InputScale(),
     UpdateRatio(),
     InitScale(),

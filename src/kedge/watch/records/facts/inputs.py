@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -47,8 +47,8 @@ class Inputs:
     def take(self, given: Any, step: int) -> None:
         """Compare the inputs of a pass with those of the first step."""
         self._last = step
-        found = _tensors(given)
-        if not found or not all(map(_can_compare, found)):
+        found = tensors_in(given)
+        if not found or not all(map(can_compare, found)):
             self._vary = True  # as far as can be known
             return
         samples = [sample(value) for value in found]
@@ -89,7 +89,7 @@ class Inputs:
                 self._on_devices.append((value == first).all())
 
 
-def _tensors(given: Any) -> list[Tensor]:
+def tensors_in(given: Any) -> list[Tensor]:
     """Return the tensors in what a model is given; none if it cannot be searched, which its own site reports."""
     try:
         return [value for _, value in leaves.find(given)]
@@ -97,7 +97,8 @@ def _tensors(given: Any) -> list[Tensor]:
         return []
 
 
-def _can_compare(value: Tensor) -> bool:
+def can_compare(value: Tensor) -> bool:
+    """Whether a tensor is dense and its values can be compared."""
     if value.is_meta or value.layout is not torch.strided or value.is_quantized:
         return False
     if modes.is_fake(value) or modes.is_wrapped(value):
@@ -105,8 +106,18 @@ def _can_compare(value: Tensor) -> bool:
     return value.numel() > 0 and leaves.has_memory(value)
 
 
-def _data_loaders() -> Iterable[DataLoaderSeen]:
+def _data_loaders() -> Iterator[DataLoaderSeen]:
     """Yield the program's data loaders, as far as they tell how many batches they have."""
+    for each in living_loaders():
+        try:
+            batches = len(each)
+        except (TypeError, NotImplementedError):
+            continue  # a stream has no length
+        yield DataLoaderSeen(batch_size=each.batch_size, batches=batches)
+
+
+def living_loaders() -> Iterator[Any]:
+    """Yield every existing data loader. Slow: it searches all objects."""
     module = sys.modules.get("torch.utils.data")
     if module is None:
         return
@@ -114,10 +125,5 @@ def _data_loaders() -> Iterable[DataLoaderSeen]:
     for kind in kinds:
         kinds += kind.__subclasses__()
     for each in gc.get_referrers(*kinds):
-        if not issubclass(type(each), module.DataLoader):  # isinstance runs code of odd objects
-            continue
-        try:
-            batches = len(each)
-        except (TypeError, NotImplementedError):
-            continue  # a stream has no length
-        yield DataLoaderSeen(batch_size=each.batch_size, batches=batches)
+        if issubclass(type(each), module.DataLoader):  # isinstance runs code of odd objects
+            yield each

@@ -16,6 +16,7 @@ from kedge.torch_internals.module_tables import is_replica, modules_in
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.facts.evaluations import Evaluations
 from kedge.watch.records.facts.inputs import Inputs
+from kedge.watch.records.facts.repeated_batches import RepeatedBatches
 from kedge.watch.steps.shield import WatchShield
 
 
@@ -65,6 +66,7 @@ class RootPasses:
             notes += known.evaluations.notes()
             if known.root.optimizers:
                 notes += known.inputs.notes()
+                notes += known.batches.notes()
         return notes
 
     def close(self) -> None:
@@ -81,8 +83,10 @@ class PassHook(KedgeHook):
         self.root = root
         self.evaluations = Evaluations(root)
         self.inputs = Inputs(root)
+        self.batches = RepeatedBatches(root)
         self._evaluated = shield.around(self.evaluations.count, "evaluations")
         self._given = shield.around(self.inputs.take, "inputs")
+        self._came = shield.around(self.batches.take, "inputs")
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         """The forward-pre hook; removed in the midst of a call it gets no arguments by name."""
@@ -97,3 +101,5 @@ class PassHook(KedgeHook):
         step = passes.step()
         if self.inputs.wants(step, measured=passes.measured):
             self._given((args, kwargs), step)
+        if self.batches.wants(step):
+            self._came((args, kwargs), step)

@@ -24,6 +24,7 @@ from kedge.store.events import (
     GradsKeptEvent,
     LedgerEvent,
     LedgerLine,
+    LoaderWorkers,
     LossGraphEvent,
     LossOperationEvent,
     ModesEvent,
@@ -35,6 +36,7 @@ from kedge.store.events import (
     PossibleProducer,
     ProducerEvent,
     RecordedOptimizer,
+    RepeatedBatchesEvent,
     RunEvent,
     SavedEvent,
     SharedParametersEvent,
@@ -72,6 +74,7 @@ EVENTS = [
     ),
     OptimizersEvent(optimizers=(RecordedOptimizer(index=0, roots=(0,), rates=(0.1,)),)),
     ProducerEvent(step=3, operation="log", among=(PossibleProducer(operation="log"),), of=1),
+    RepeatedBatchesEvent(step=0, root=0, times=2, batches=9, loaders=(LoaderWorkers(2, True),)),
     SavedEvent(
         step=0,
         bytes=64,

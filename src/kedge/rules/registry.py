@@ -51,6 +51,7 @@ from kedge.rules.training.same_batch import SameBatch
 from kedge.rules.training.spike import Spike
 from kedge.rules.training.targets_are_inputs import TargetsAreInputs
 from kedge.rules.training.train_mode import TrainMode
+from kedge.rules.training.workers_alike import WorkersAlike
 from kedge.store.recording import Recording
 
 #: Every rule with its default thresholds, in the order in which they are listed.
@@ -83,6 +84,7 @@ ALL: tuple[Rule, ...] = (
     BatchSizes(),
     SameBatch(),
     TargetsAreInputs(),
+    WorkersAlike(),
     InputScale(),
     UpdateRatio(),
     InitScale(),

@@ -328,6 +328,36 @@ class RepeatedInputsEvent(RunEvent):
     loaders: tuple[DataLoaderSeen, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class LoaderWorkers:
+    """A data loader with several workers: their number, and whether its data set is a stream, which each runs through.
+
+    Of a loader that is gone, it is the number of child processes, and its data set is not known.
+    """
+
+    workers: Count
+    stream: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedBatchesEvent(RunEvent):
+    """The inputs of a root came several times in a row, each as often, while data loaders had workers.
+
+    Attributes:
+        step: The first step in which they were compared with those of the next one.
+        times: How often each came.
+        batches: How many of them came so often.
+        loaders: The data loaders with several workers.
+    """
+
+    kind = "repeated-batches"
+    step: int
+    root: Count
+    times: Count
+    batches: Count
+    loaders: tuple[LoaderWorkers, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradsKeptEvent(RunEvent):
     """Gradients that an optimizer used still held those of its last step."""

@@ -12,6 +12,7 @@ from kedge.rules.training.eval_apart import EvalApart
 from kedge.rules.training.same_batch import SameBatch
 from kedge.rules.training.targets_are_inputs import TargetsAreInputs
 from kedge.rules.training.train_mode import TrainMode
+from kedge.rules.training.workers_alike import WorkersAlike
 from tests.rules.goldens import SAMPLES, Golden, golden, written
 from tests.rules.scenes import Course, steady
 
@@ -124,6 +125,59 @@ def test_nine_equal_steps_are_too_few():
     assert (
         found(SameBatch(), **repeated(compared=9, loaders=[{"batch_size": 32, "batches": 8}])) == []
     )
+
+
+def in_groups(**entry: Any) -> dict[str, Any]:
+    """Describe batches that come several times in a row."""
+    workers = [{"workers": 4, "stream": True}]
+    return {"kind": "repeated-batches", "times": 4, "batches": 9, "loaders": workers, **entry}
+
+
+def test_batches_that_come_once_from_each_worker_are_a_warning():
+    """What to do depends on the data set."""
+    (finding,) = found(WorkersAlike(), **in_groups())
+
+    assert (finding.severity, finding.site, finding.step) == ("warning", ":in", 4)
+    assert finding.message == (
+        "Net got each of its batches 4 times in a row, from step 4 on (all 9 that were compared), and "
+        "as many workers of a data loader give them: probably all of them have the same samples."
+    )
+    assert finding.remedy.startswith("Give each worker its share")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "remedy"),
+    [
+        ([False], "If the data set draws its samples"),
+        ([None], "Of a stream, give each worker its share"),
+        ([True, False], "Of a stream, give each worker its share"),
+    ],
+)
+def test_the_remedy_is_for_the_data_set_that_is_known(kinds: list[bool | None], remedy: str):
+    """A stream is divided; a generator is made anew in each worker."""
+    loaders = [{"workers": 4, "stream": kind} for kind in kinds]
+    (finding,) = found(WorkersAlike(), **in_groups(loaders=loaders))
+
+    assert finding.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"times": 3}, {"batches": 2}, {"loaders": []}],
+    ids=["other number of workers", "few batches", "no workers"],
+)
+def test_batches_that_a_program_repeats_are_no_finding(entry: dict[str, Any]):
+    """Some take several steps with each batch."""
+    assert found(WorkersAlike(), **in_groups(**entry)) == []
+
+
+@golden("WORKERS-ALIKE")
+def golden_workers_alike(*, fires: bool) -> Golden:
+    """Let each batch come as often as there are workers, or twice."""
+    times = 2
+    if fires:
+        times = 4
+    return written(made(in_groups(times=times, step=0, root=0)))
 
 
 @golden("TRAIN-MODE")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 from kedge.torch_internals import modes
 from kedge.torch_internals.hook_tables import after_forward, before_forward
+from kedge.watch.records.facts import repeated_batches
 from tests.watch.watched import watch
 
 
@@ -401,3 +403,76 @@ def test_no_mode_is_left_behind_and_a_block_of_the_program_ends_as_it_began() ->
 
     assert language_model(lambda tokens: tokens, around=lambda: torch.device("cpu")) == []
     assert modes.function_modes() == before
+
+
+class Stream(IterableDataset[Tensor]):
+    """Samples that each worker runs through as a whole, or shares with the others."""
+
+    def __init__(self, *, shared: bool) -> None:
+        self.shared = shared
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Yield the samples."""
+        info = get_worker_info()
+        assert info is not None
+        for i in range(48):
+            if not self.shared or i % info.num_workers == info.id:
+                yield torch.arange(4.0) + i
+
+
+def learn_from(batches: Iterable[Tensor]) -> list[dict[str, Any]]:
+    """Train on batches, one a step; return what was noted of batches that came several times."""
+    model = nn.Linear(4, 2)
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for batch in batches:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+
+    return notes(program, "repeated-batches")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_workers_that_run_through_a_whole_stream_are_noted(shared: bool) -> None:
+    """Each batch comes as often as there are workers, in steps that are not measured, too."""
+    loader = DataLoader(Stream(shared=shared), batch_size=2, num_workers=2)
+    noted = learn_from(loader)
+    if shared:
+        assert noted == []
+    else:
+        (note,) = noted
+        assert (note["times"], note["loaders"]) == (2, [{"workers": 2, "stream": True}])
+        assert note["batches"] >= 20
+
+
+def groups_of(*lengths: int) -> list[Tensor]:
+    """Make groups of equal batches."""
+    return [torch.ones(2, 4) * i for i, length in enumerate(lengths) for _ in range(length)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "workers", "times"),
+    [
+        ((3, 3, 3, 3, 3, 3), 4, [3]),
+        ((3, 3, 3, 2, 3, 3), 4, []),
+        ((3, 3, 3, 3, 3, 3), 0, []),
+        ((1,) * 20, 4, []),
+        ((30,), 4, []),
+        ((5, 5, 5, 5), 4, []),
+    ],
+    ids=["groups", "uneven", "no workers", "all different", "all the same", "too few groups"],
+)
+def test_groups_of_equal_batches_are_counted(
+    lengths: tuple[int, ...], workers: int, times: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where all are as long, and there are workers; without a loader the processes count."""
+    processes = SimpleNamespace(active_children=lambda: [None] * workers)
+    monkeypatch.setattr(repeated_batches, "multiprocessing", processes)
+
+    noted = learn_from(groups_of(*lengths))
+
+    assert [note["times"] for note in noted] == times
+    for note in noted:
+        assert note["loaders"] == [{"workers": workers, "stream": None}]

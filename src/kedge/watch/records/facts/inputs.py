@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -96,8 +96,18 @@ class Inputs:
                 self._on_devices.append((value == first).all())
 
 
-def _data_loaders() -> Iterable[DataLoaderSeen]:
+def _data_loaders() -> Iterator[DataLoaderSeen]:
     """Yield the program's data loaders, as far as they tell how many batches they have."""
+    for each in living_loaders():
+        try:
+            batches = len(each)
+        except (TypeError, NotImplementedError):
+            continue  # a stream has no length
+        yield DataLoaderSeen(batch_size=each.batch_size, batches=batches)
+
+
+def living_loaders() -> Iterator[Any]:
+    """Yield every existing data loader. Slow: it searches all objects."""
     module = sys.modules.get("torch.utils.data")
     if module is None:
         return
@@ -105,10 +115,5 @@ def _data_loaders() -> Iterable[DataLoaderSeen]:
     for kind in kinds:
         kinds += kind.__subclasses__()
     for each in gc.get_referrers(*kinds):
-        if not issubclass(type(each), module.DataLoader):  # isinstance runs code of odd objects
-            continue
-        try:
-            batches = len(each)
-        except (TypeError, NotImplementedError):
-            continue  # a stream has no length
-        yield DataLoaderSeen(batch_size=each.batch_size, batches=batches)
+        if issubclass(type(each), module.DataLoader):  # isinstance runs code of odd objects
+            yield each

@@ -17,6 +17,7 @@ from kedge.watch.models.roots import RootModule
 from kedge.watch.records.facts.evaluations import Evaluations
 from kedge.watch.records.facts.inputs import Inputs
 from kedge.watch.records.facts.language_targets import LanguageTargets
+from kedge.watch.records.facts.repeated_batches import RepeatedBatches
 from kedge.watch.steps.shield import WatchShield
 
 
@@ -71,6 +72,7 @@ class RootPasses:
                 notes += known.evaluations.notes()
                 notes += known.inputs.notes()
                 notes += known.targets.notes()
+                notes += known.batches.notes()
         return notes
 
     def close(self) -> None:
@@ -93,9 +95,11 @@ class PassHook(KedgeHook):
         self.evaluations = Evaluations(root, shield)
         self.inputs = Inputs(root)
         self.targets = LanguageTargets(root)
+        self.batches = RepeatedBatches(root)
         self._evaluated = shield.around(self.evaluations.count, "evaluations")
         self._given = shield.around(self.inputs.take, "inputs")
         self._looked = shield.around(self.targets.begin, "targets")
+        self._came = shield.around(self.batches.take, "inputs")
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         """The forward-pre hook; removed in the midst of a call it gets no arguments by name."""
@@ -112,6 +116,8 @@ class PassHook(KedgeHook):
         self.targets.take_down(step)
         if self.inputs.wants(step, measured=passes.measured):
             self._given(args, kwargs, step)
+        if self.batches.wants(step):
+            self._came((args, kwargs), step)
         if passes.measured and self.targets.wants(step):
             self._looked(module, step)
             self.targets.put_up()

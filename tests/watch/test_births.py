@@ -163,6 +163,25 @@ def test_a_batch_with_a_nan(step: int, site: str, how: str) -> None:
     assert "Check the batch" in finding.remedy
 
 
+def test_what_the_program_computed_before_the_call_did_not_come_with_the_batch() -> None:
+    """A value that has a gradient was computed: the operation is named, and nobody is sent to the batch."""
+    scale, model = nn.Parameter(torch.zeros(1)), nn.Linear(4, 1)
+
+    def program() -> None:
+        optimizer = torch.optim.SGD([scale, *model.parameters()], 0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.zeros(6, 4) / scale).sum().backward()
+            optimizer.step()
+
+    finding = born(program)
+
+    assert (
+        "the program computed it before this call (div was its last operation)" in finding.message
+    )
+    assert "Check the batch" not in finding.remedy
+
+
 @pytest.mark.parametrize("step", [9, 12], ids=["measured", "guarded"])
 def test_a_learning_rate_that_is_far_too_large(step: int) -> None:
     """The remedy is the learning rate, whichever operation is the first to overflow: nobody is sent to look for another."""

@@ -216,6 +216,25 @@ def test_a_nan_that_a_module_was_given_and_did_not_use_is_for_information():
     assert finding.remedy.startswith("If it is memory of torch.empty that the module does not use")
 
 
+@pytest.mark.parametrize(("calls", "says"), [(1, "outside the model, with the batch"), (3, "")])
+def test_a_model_that_takes_its_own_result_may_have_made_what_goes_in(calls, says):
+    """A solver of an equation calls it again and again in a step, and the input of a later call is no batch."""
+    scene = Scene()
+    scene.open("", "Net")
+    scene.module("fc", weight=True)
+    scene.close("", "Net")
+    broken(scene, all_of([":in", "fc:in", "fc:out", ":out", "fc.weight:param.grad"], NAN))
+    for each in scene.rows:
+        each["calls"] = calls
+
+    finding = only(scene)
+
+    assert made_at(finding) == "entry, seen"
+    assert says in finding.message
+    assert ("in which Net was called 3 times: the result of one" in finding.message) == (not says)
+    assert ("in the forward of Net, look at the range" in finding.remedy) == (not says)
+
+
 def test_missing_values_that_the_model_replaces_are_for_information():
     """A batch with NaN, of which no module returns one, is what the model is made for."""
     scene = Scene()

@@ -22,6 +22,7 @@ from kedge.rules.nonfinite.bad_steps import (
 )
 from kedge.rules.nonfinite.search import Sighting
 from kedge.rules.recorded.losses import LOSS, maker_at
+from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.wiring import ModuleSites, Wiring
 from kedge.store.recording import Recording, Rows, SiteInfo
 from kedge.store.rows import FULL
@@ -134,6 +135,29 @@ class Figures:
         if module is None:
             return "the program"
         return name_of(module)
+
+    @property
+    def root(self) -> str:
+        """The name of the model that the site belongs to."""
+        return names_of(self._recording, [self.site.root])
+
+    def calls_in_turn(self) -> int:
+        """Return how often a root was called in the step, if a call may have taken the result of another one.
+
+        Returns:
+            0 if it was called once, if all that it was given was bad, or if it returned no bad
+            value.
+        """
+        rows = self._rows(self.sighting.site)
+        here = np.flatnonzero(rows.step == self._step)
+        root = self.site.root
+        outs = [site.id for site in self._recording.of_kind("out") if site.root == root]
+        if not len(here) or not self.sighting.bad_step.nonfinite(outs):
+            return 0
+        calls = int(rows.calls[here[0]])
+        if calls < 2 or rows.nonfinite[here[0]] >= rows.count[here[0]]:
+            return 0
+        return calls
 
     @property
     def dtype(self) -> str:

@@ -104,6 +104,15 @@ _GIVEN = (
     "{site} contained {value} at step {step}, although {near} before it was finite: the forward "
     "of {name} passes it in from outside any watched module{operation}."
 )
+_COMPUTED = (
+    "{site} was the first to contain {value}, at step {step}: the program computed it before this "
+    "call{operation}."
+)
+_OF_ANOTHER_CALL = (
+    "{site} was the first to contain {value}, at step {step}, in which {root} was called {calls} "
+    "times: the result of one of these calls may have gone into the next, or it came from outside "
+    "the model{operation}."
+)
 _AT_THE_START = (
     "{site} was the first to contain {value}, at step {step}: an operation in the "
     "forward of {name} made it, outside any watched module{operation}."
@@ -335,6 +344,8 @@ class _RowWords:
             before=bad_step.last_sound,
             near=listed([self.wiring.text(site) for site in sighting.near]),
             name=figures.name,
+            root=figures.root,
+            calls=figures.calls_in_turn(),
             parts=self._finite_parts(),
             operation=operation,
             others=self._others(),
@@ -364,6 +375,10 @@ class _RowWords:
             return _AT_THE_START
         if place == ("forward", "between") and sighting.went_no_further(self.recording):
             return _GIVEN
+        if place[0] == "entry" and self.figures.calls_in_turn():
+            return _OF_ANOTHER_CALL
+        if place[0] == "entry" and self.figures.node() is not None:
+            return _COMPUTED
         if self.figures.unmeasured():
             return _OWN_OR_UNSEEN
         return _SENTENCES[place]
@@ -604,6 +619,15 @@ class _RowWords:
     def _remedy_of_place(self) -> str:
         place, step = self.sighting.place, self.sighting.bad_step.step
         named = again(self.recording, "To have the module named")
+        if place == "entry" and self.figures.calls_in_turn():
+            return (
+                f"Check what {self.figures.root} is given in each of these calls: "
+                "torch.isfinite(x).all(). If it is the batch, look for missing values and a division "
+                "by a zero standard deviation; if it is the result of the call before, then in the "
+                f"forward of {range_advice(self.figures.root, are_shown=False)}"
+            )
+        if place == "entry" and self.figures.node() is not None:
+            return f"In {range_advice('the computation before the call', are_shown=False)}"
         if place == "entry":
             return _ENTRY
         if place == "written":

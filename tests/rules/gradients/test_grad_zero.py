@@ -284,6 +284,22 @@ def test_a_recurrent_weight_may_have_seen_no_state(name, says):
     assert ("out[:, -1]" in finding.remedy) == says
 
 
+@pytest.mark.parametrize(("sizes", "number"), [((0, 0), 2), ((0, 8), 0), ((8, 8), 0)])
+def test_experts_that_no_sample_reaches_are_said_to_be_idle(sizes, number):
+    """They were called with an empty batch: nothing on the way to them has slope zero."""
+    made = course(0.0, 0.0, 1e-3)
+    for path, size in zip(("l0", "l1"), sizes, strict=True):
+        made.rows += [
+            {"step": step, "site": f"{path}:out", "count": 4 * size, "sumsq": 0.0} for step in STEPS
+        ]
+
+    (finding,) = found(made)
+
+    said = "l0, l1 were called without a sample in these steps." in finding.message
+    assert said == (number == 2)
+    assert ("gate of a mixture of experts" in finding.remedy) == said
+
+
 @golden("GRAD-ZERO", lacks=(1, 20))
 def golden_grad_zero(*, fires: bool) -> Golden:
     """Cut the gradient before the first of two layers, in all of twenty samples or in nineteen."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +68,8 @@ class GradZero(Rule):
 
     Remedy:
         Initialise weights that are zero in every step, if any are named. Of a recurrent weight:
-        read an output that has seen more than one step. Else look between the named module and the
+        read an output that has seen more than one step. Of a module that is called without a sample,
+        as an expert that no gate chooses: balance the choice. Else look between the named module and the
         one before it for an operation with slope zero: round, sign, argmax, a comparison, clamp, a
         product with zero, dead units (DEAD-CHANNEL), saturated ones (SATURATED).
     """
@@ -128,6 +129,16 @@ class GradZero(Rule):
         remedy = _REMEDY
         if seen:
             remedy = f"{seen}Otherwise l{_REMEDY[1:]}"
+        idle = _modules_without_samples(recording, still, {s: judged[s].since for s in still})
+        without = ""
+        if idle:
+            were = "was"
+            if len(idle) > 1:
+                were = "were"
+            without = f" {listed(idle, NAMED)} {were} called without a sample in these steps."
+            if last.owner in {*idle}:
+                next_one = None
+            remedy = _ROUTED
 
         severity: Severity = "warning"
         kind = "some"
@@ -142,7 +153,7 @@ class GradZero(Rule):
             step=step,
             message=f"{_gradients(len(still))} exactly zero in at least the last "
             f"{enough} measured steps, since step {step}: "
-            f"{names}{_rest(len(still))}.{_nearer(next_one)}",
+            f"{names}{_rest(len(still))}.{without}{_nearer(next_one)}",
             evidence=GradZeroEvidence(
                 kind=kind,
                 parameters=[site.path for site in still],
@@ -200,6 +211,31 @@ _REMEDY = (
     "argmax, a comparison, clamp beyond its bounds, a product with zero, dead units "
     "(DEAD-CHANNEL), saturated ones (SATURATED), or float16 without a loss scale "
     "(UNDERFLOW)."
+)
+
+
+def _modules_without_samples(
+    recording: Recording, still: Iterable[SiteInfo], since: Mapping[SiteInfo, int]
+) -> list[str]:
+    """Return the modules whose outputs had no elements in every measured step of the zeros; empty unless all of them are such."""
+    outputs = {(site.root, site.path): site for site in recording.of_kind("out")}
+    idle: dict[str, None] = {}
+    for site in still:
+        output = outputs.get((site.root, site.owner))
+        if output is None:
+            return []
+        rows = recording.rows(output)
+        counts = rows.count[(rows.step >= since[site]) & (rows.level == FULL)]
+        if not len(counts) or counts.any():
+            return []
+        idle[site.owner] = None
+    return list(idle)
+
+
+_ROUTED = (
+    "Look at what chooses the samples of each of these modules, such as the gate of a mixture of "
+    "experts: one that is not chosen is not trained, and is chosen ever less. Give the loss that "
+    "balances them more weight, add noise to the gate, or take fewer of them."
 )
 
 

@@ -302,6 +302,26 @@ def test_a_course_of_one_number_more_than_is_asked_for_is_judged():
     assert of_loss(losses(20, {19: 30.0})) == []
 
 
+@pytest.mark.parametrize(("every", "severity"), [(5, "info"), (15, "info"), (50, "warning")])
+def test_a_jump_beside_a_loss_of_changing_sign_is_for_information(every, severity):
+    """What a policy is trained on weighs rewards against their mean: its gradients differ by orders of magnitude."""
+    signs = [-1.0 if i // every % 2 else 1.0 for i in range(200)]
+    rows = [
+        {"step": i, "site": "Loss:out", "count": 1, "sum": sign * (1 + i % 3), "level": 1}
+        for i, sign in enumerate(signs)
+    ]
+    rows += [
+        {"step": i, "site": ":grad.norm", "count": 16, "sumsq": norm**2, "level": 1}
+        for i, norm in enumerate([1.0] * 150 + [90.0] + [1.0] * 49)
+    ]
+    sites = [{"site": "Loss:out", "root": 1, "shape": []}, {"site": ":grad.norm"}]
+
+    (finding,) = Spike().check(Recording.build(sites, rows, roots=ROOTS))
+
+    assert (finding.severity, finding.site) == (severity, ":grad.norm")
+    assert ("changes its sign again and again" in finding.message) == (severity == "info")
+
+
 def starting_anew(first_step: int, *, root: int = 0) -> list[Finding]:
     """Judge a loss and a norm that jump in step 43, where an optimizer made its first step in some step."""
     rows = [

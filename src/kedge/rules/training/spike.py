@@ -68,7 +68,9 @@ class Spike(Rule):
         - info: a loss with a moving goal. That is one of several losses of as many models, each
           with an optimizer of its own, as in a GAN, where one falls when the other rises; or the
           loss of a model of which an untrained copy runs too, such as the target network of
-          Q-learning, which is replaced from time to time.
+          Q-learning, which is replaced from time to time. And any jump where a loss changes its
+          sign in more than wavering of the steps, as that of a policy does: it weighs rewards
+          against their mean, so that it is no measure and its gradients differ widely.
 
     Thresholds:
         - rtol (2), recent (10): those of Lightning's SpikeDetection.
@@ -79,6 +81,8 @@ class Spike(Rule):
           model's from 3.1 to 5.1.
         - factor (10): Megatron-LM's, also relative to the largest of 100. Healthy runs reached 6.3;
           one bad batch or scaled loss reached 40 and more.
+        - wavering (0.05): the loss of a policy changed its sign in 0.12 of the steps, losses that
+          pass zero once or twice in 0.02 at most.
         - history (100), min_history (20): steps; 100 as in Megatron-LM, 20 for a meaningful spread.
 
     Evidence:
@@ -98,6 +102,7 @@ class Spike(Rule):
     factor: float = 10.0
     history: int = 100
     min_history: int = 20
+    wavering: float = 0.05
 
     code = "SPIKE"
     name = "the loss or the gradient jumped"
@@ -109,21 +114,22 @@ class Spike(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every loss, and one for the gradient of every root."""
+        known = losses(recording)
+        excuse = ""
+        if any(self._wavers(loss.values) for loss in known):
+            excuse = _WAVERING
         for site in recording.of_kind("grad.norm"):
             norms = _norm(recording, site)
             starts = later_starts(recording, site.root)
             found = _in_each(norms, starts, self._jumps)
-            yield from self._finding(norms, found, f"The norm of the gradients ({site.site})")
-        known = losses(recording)
-        moves = has_moving_goal(recording, len(known))
+            findings = self._finding(norms, found, f"The norm of the gradients ({site.site})")
+            yield from (_excused(finding, excuse) for finding in findings)
+        if has_moving_goal(recording, len(known)):
+            excuse = _MOVING
         for loss in known:
             found = _in_each(loss, later_starts(recording), self._losses)
-            for finding in self._finding(loss, found, f"The loss ({loss.site.site})"):
-                yield (
-                    replace(finding, severity="info", message=finding.message + _MOVING)
-                    if moves
-                    else finding
-                )
+            findings = self._finding(loss, found, f"The loss ({loss.site.site})")
+            yield from (_excused(finding, excuse) for finding in findings)
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of steps with a loss or a norm for a past to compare with."""
@@ -133,6 +139,12 @@ class Spike(Rule):
         if not known:
             return None
         return too_few(self.code, max(known), self.min_history + 1, "steps with a loss")
+
+    def _wavers(self, values: Floats) -> bool:
+        """Whether a loss changes its sign again and again."""
+        changes = np.count_nonzero(np.diff(np.signbit(values)))
+        is_long = len(values) > self.min_history
+        return is_long and bool(changes > self.wavering * len(values))
 
     def _losses(self, values: Floats) -> Iterator[int]:
         if len(values) <= self.min_history:
@@ -204,6 +216,17 @@ class Spike(Rule):
         )
 
 
+def _excused(finding: Finding, excuse: str) -> Finding:
+    """Return a finding as a hint, if there is an excuse for it."""
+    if not excuse:
+        return finding
+    return replace(finding, severity="info", message=finding.message + excuse)
+
+
+_WAVERING = (
+    " The loss changes its sign again and again, as that of a policy does, so this may not be a "
+    "fault."
+)
 _MOVING = " Its goal moves as other models are trained, so this may not be a fault."
 
 

@@ -522,6 +522,7 @@ NLL, LOG, SOFT, SIG, LINEAR = (
     "SigmoidBackward0",
     "AddmmBackward0",
 )
+CTC = "CtcLossBackward0"
 LOGITS = "BinaryCrossEntropyWithLogitsBackward0"
 
 
@@ -554,6 +555,8 @@ def of_graph(*nodes: str) -> list[tuple[str, str]]:
             "applies a sigmoid to the output of softmax",
         ),
         ((NLL, LINEAR), "warning", "is nll_loss of logits"),
+        ((CTC, "ViewBackward0", LINEAR), "warning", "is ctc_loss of logits"),
+        ((CTC, SOFT, LINEAR), "warning", "is ctc_loss of the output of softmax"),
         ((NLL, SOFT, LINEAR), "warning", "is nll_loss of the output of softmax"),
         ((NLL, LOG, LOG, LINEAR), "info", "which changes nothing"),
         ((NLL, LOG, "LogBackward0", SOFT), "info", "which changes nothing"),
@@ -571,6 +574,7 @@ def test_a_loss_of_what_it_does_not_take_is_reported(nodes, severity, says):
     "nodes",
     [
         (NLL, LOG, LINEAR),
+        (CTC, LOG, "ViewBackward0", LINEAR),
         (NLL, LOG, "MmBackward0", SOFT),
         (NLL, LOG, "MulBackward0", SOFT),
         (NLL, "LogBackward0", SOFT, LINEAR),

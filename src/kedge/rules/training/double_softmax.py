@@ -69,16 +69,16 @@ class DoubleSoftmax(Rule):
         cross_entropy and CrossEntropyLoss apply log_softmax themselves, and
         binary_cross_entropy_with_logits applies a sigmoid. If their input is already a probability,
         they apply it a second time: no prediction can become confident, and gradients are small.
-        nll_loss applies nothing: with logits or probabilities as input, its value means nothing and
-        can fall without end. A softmax over the dimension of the batch compares samples in place of
-        classes.
+        nll_loss and ctc_loss apply nothing: with logits or probabilities as input, their value
+        means nothing and can fall without end. A softmax over the dimension of the batch compares
+        samples in place of classes.
 
     Formula:
         The autograd nodes from the loss backwards, without those that only change the shape or the
         dtype. Reported are softmax or sigmoid right before the log_softmax of the loss; the same
-        right before binary_cross_entropy_with_logits; and nll_loss right after softmax, sigmoid or
-        a linear map. And nll_loss of a log_softmax over dimension 0, where the model that is called
-        and trained alone returns samples by classes.
+        right before binary_cross_entropy_with_logits; and nll_loss or ctc_loss right after softmax,
+        sigmoid or a linear map. And nll_loss of a log_softmax over dimension 0, where the model
+        that is called and trained alone returns samples by classes.
 
     Window:
         The first measured step of each line that calls backward.
@@ -155,6 +155,10 @@ _TAKE_OUT = (
     "Pass the output of the last linear layer to the loss: remove the {name} from "
     "the model, or apply it only where you need probabilities."
 )
+#: Losses of log-probabilities.
+_OF_LOGARITHMS = ("nll_loss", "ctc_loss")
+
+_LOG_OF_CTC = "Give ctc_loss the log_softmax over the classes (dim=-1) of the last linear layer."
 _LOG = "Use cross_entropy on the output of the last linear layer, or log_softmax before nll_loss."
 
 
@@ -187,15 +191,18 @@ def _judged(chain: Sequence[str]) -> tuple[Severity | None, str, str]:
         if name == _WITH_LOGITS and before in ("sigmoid", "softmax"):
             says = f"applies a sigmoid to the output of {before}"
             return "warning", says, _TAKE_OUT.format(name=before)
-        if name.startswith("nll_loss"):
+        if name.startswith(_OF_LOGARITHMS):
             given = ""
             if before in _LINEAR:
                 given = "logits"
             elif before in ("softmax", "sigmoid"):
                 given = f"the output of {before}"
             if given:
-                says = f"is nll_loss of {given}, which expects log-probabilities"
-                return "warning", says, _LOG
+                loss, remedy = "nll_loss", _LOG
+                if name.startswith("ctc"):
+                    loss, remedy = "ctc_loss", _LOG_OF_CTC
+                says = f"is {loss} of {given}, which expects log-probabilities"
+                return "warning", says, remedy
         if name == "log_softmax" and (
             before == "log_softmax" or (before, further) == ("log", "softmax")
         ):

@@ -529,6 +529,7 @@ class LossGraphEvent(RunEvent):
 
     Attributes:
         dim: The dimension of the first softmax among them; None if it is not known.
+        picked: The dimension along which `gather` picks values of that softmax; None if it does not.
         unscaled: Whether the loss is recorded without a scaler's scale.
     """
 
@@ -536,6 +537,7 @@ class LossGraphEvent(RunEvent):
     site: str = "loss"
     nodes: tuple[str, ...] = ()
     dim: int | None = left_out(None)
+    picked: int | None = left_out(None)
     unscaled: bool = False
 
 

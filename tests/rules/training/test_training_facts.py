@@ -718,6 +718,22 @@ def test_a_softmax_over_the_batch_is_named(dim: int, shape: list[int], number: i
     assert ["over dimension 0, the batch" in each.message for each in said] == [True] * number
 
 
+@pytest.mark.parametrize(("dim", "picked", "number"), [(0, 1, 1), (1, 1, 0), (0, 0, 0), (0, -1, 0)])
+def test_a_choice_along_another_dimension_than_the_softmax_is_named(
+    dim: int, picked: int, number: int
+) -> None:
+    """As of a policy's actions; the last dimension may be the only one."""
+    course = Course(range(3))
+    nodes = ["MeanBackward0", "LogBackward0", "GatherBackward0", "SoftmaxBackward0"]
+    event = {"kind": "loss-graph", "step": 0, "site": "loss", "nodes": nodes}
+    course.events = [{**event, "dim": dim, "picked": picked}]
+    said = list(DoubleSoftmax().check(course.recording()))
+
+    assert ["along dimension 1 of a softmax over dimension 0" in each.message for each in said] == [
+        True
+    ] * number
+
+
 @golden("LOSS-BELOW-ZERO", lacks=(0, 1))
 def golden_loss_below_zero(*, fires: bool) -> Golden:
     """Make nll_loss fall below zero, or the squared error that a program subtracts from something."""

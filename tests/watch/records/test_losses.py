@@ -163,3 +163,23 @@ def test_a_loss_that_is_made_otherwise_in_every_step_takes_no_room() -> None:
     )
     assert maker_at(recording, recording.site("loss"), 63)[0] == "MeanBackward0"
     assert maker_at(recording, recording.site("loss"), 80)[0] is None
+
+
+@pytest.mark.parametrize(("dim", "logs_first"), [(0, False), (1, True)])
+def test_the_graph_of_a_loss_tells_what_is_picked_of_a_softmax(dim: int, logs_first: bool) -> None:
+    """A policy takes the probabilities of its actions; both dimensions are recorded."""
+    model = net()
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        found = model(torch.randn(6, 4))
+        actions = torch.zeros(6, 1, dtype=torch.int64)
+        if logs_first:
+            chosen = found.softmax(dim).log().gather(1, actions)
+        else:
+            chosen = found.softmax(dim).gather(1, actions).log()
+        chosen.mean().neg().backward()
+        optimizer.step()
+
+    (graph,) = [event for event in watch(program).events if event["kind"] == "loss-graph"]
+    assert (graph["dim"], graph["picked"]) == (dim, 1)

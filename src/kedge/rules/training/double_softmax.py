@@ -78,7 +78,8 @@ class DoubleSoftmax(Rule):
         dtype. Reported are softmax or sigmoid right before the log_softmax of the loss; the same
         right before binary_cross_entropy_with_logits; and nll_loss or ctc_loss right after softmax,
         sigmoid or a linear map. And nll_loss of a log_softmax over dimension 0, where the model
-        that is called and trained alone returns samples by classes.
+        that is called and trained alone returns samples by classes; and a softmax over dimension 0
+        of which gather picks values along another one, as of a policy's actions.
 
     Window:
         The first measured step of each line that calls backward.
@@ -117,6 +118,8 @@ class DoubleSoftmax(Rule):
         for event in events_of(recording, LossGraphEvent):
             chain = recorded_names(event.nodes)
             severity, says, remedy = _judged(chain)
+            if severity is None and event.dim == 0 and (event.picked or 0) > 0:
+                severity, says, remedy = "warning", _PICKED.format(event.picked), _OVER_CLASSES
             if severity is None and _is_over_batch(recording, event, chain):
                 severity, says, remedy = "warning", _OVER_BATCH, _OVER_CLASSES
             if severity is not None:
@@ -168,6 +171,10 @@ _LOG = "Use cross_entropy on the output of the last linear layer, or log_softmax
 
 
 _OVER_BATCH = "applies log_softmax over dimension 0, the batch, and not over the classes"
+_PICKED = (
+    "picks values along dimension {} of a softmax over dimension 0, so that those it picks from do "
+    "not add up to one"
+)
 _OVER_CLASSES = "Use dim=1, or dim=-1, for softmax and log_softmax of samples by classes."
 
 

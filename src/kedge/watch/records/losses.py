@@ -244,13 +244,23 @@ def _source(began: BackwardStart) -> SourceLine | None:
 def _graph_of(loss: Tensor, path: str, step: int, *, unscaled: bool) -> LossGraphEvent:
     """Return the event that describes the graph of a loss, once for each path."""
     chain = list(chain_of(loss.grad_fn))
-    dim = None
+    dim = picked = None
     for node in chain:
+        if "Gather" in node.name():
+            picked = dimension_of(node)
         if "Softmax" in node.name():
             dim = dimension_of(node)
             break
-    names = tuple(node.name() for node in chain)
-    return LossGraphEvent(step=step, site=path, nodes=names, dim=dim, unscaled=unscaled)
+    else:
+        picked = None  # of no softmax
+    return LossGraphEvent(
+        step=step,
+        site=path,
+        nodes=tuple(node.name() for node in chain),
+        dim=dim,
+        picked=picked,
+        unscaled=unscaled,
+    )
 
 
 def chain_of(node: Node | None) -> Iterator[Node]:

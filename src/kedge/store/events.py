@@ -531,6 +531,7 @@ class LossGraphEvent(RunEvent):
         dim: The dimension of the first softmax among them; None if it is not known.
         picked: The dimension along which `gather` picks values of that softmax; None if it does not.
         unscaled: Whether the loss is recorded without a scaler's scale.
+        ascends: Whether the program makes it large: backward began with a negative number.
     """
 
     kind = "loss-graph"
@@ -539,6 +540,7 @@ class LossGraphEvent(RunEvent):
     dim: int | None = left_out(None)
     picked: int | None = left_out(None)
     unscaled: bool = False
+    ascends: bool = left_out(False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,6 +145,17 @@ def test_what_other_rules_or_none_can_judge_is_left_alone(values):
     assert trained(values) == []
 
 
+@pytest.mark.parametrize(("ascends", "number"), [(False, 1), (True, 0)])
+def test_a_loss_that_the_program_makes_large_is_not_to_fall(ascends, number):
+    """Its backward begins with -1."""
+    made = Course(range(0, 100, 10))
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.loss(noisy([2.3 + i / 60 for i in range(60)]))
+    made.events = [{"kind": "loss-graph", "step": 0, "site": "loss", "ascends": ascends}]
+
+    assert len(list(NoLearning().check(made.recording()))) == number
+
+
 def test_one_of_several_losses_is_enough():
     """Of a GAN one rises while the other falls."""
     still, falling = noisy([0.7] * 60), noisy([2.3 - 0.02 * i for i in range(60)])

@@ -183,3 +183,25 @@ def test_the_graph_of_a_loss_tells_what_is_picked_of_a_softmax(dim: int, logs_fi
 
     (graph,) = [event for event in watch(program).events if event["kind"] == "loss-graph"]
     assert (graph["dim"], graph["picked"]) == (dim, 1)
+
+
+@pytest.mark.parametrize("every", [1, 50])
+def test_a_loss_that_is_made_large_is_known_by_the_number_that_backward_began_with(
+    every: int,
+) -> None:
+    """As of a critic: ``loss.backward(torch.tensor(-1.0))``."""
+    model = net()
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(4):
+            for sign in (1.0, -1.0):
+                number = torch.tensor(sign)
+                if sign > 0:
+                    model(torch.randn(6, 4)).mean().backward(number)
+                else:
+                    model(torch.randn(6, 4)).mean().backward(number)
+            optimizer.step()
+
+    graphs = [e for e in watch(program, every=every).events if e["kind"] == "loss-graph"]
+    assert [graph.get("ascends", False) for graph in graphs] == [False, True]

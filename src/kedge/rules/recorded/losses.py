@@ -12,7 +12,7 @@ from kedge.rules.recorded.course import Course
 from kedge.rules.recorded.once import once
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.roots import root_paths
-from kedge.store.events import LossOperationEvent
+from kedge.store.events import LossGraphEvent, LossOperationEvent
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints, Rows
 
@@ -47,6 +47,12 @@ class Loss(Course):
     def ends_badly(self) -> bool:
         """Whether the last recorded loss was not finite."""
         return not bool(self.rows.clean[-1])
+
+
+def ascending(recording: Recording) -> set[str]:
+    """Return the sites of the losses that the program makes large."""
+    graphs = events_of(recording, LossGraphEvent)
+    return {graph.site for graph in graphs if graph.ascends}
 
 
 @once

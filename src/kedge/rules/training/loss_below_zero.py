@@ -10,7 +10,7 @@ import numpy as np
 from kedge.frames import SourceLine
 from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import line_of, plain
-from kedge.rules.recorded.losses import Loss, losses
+from kedge.rules.recorded.losses import Loss, ascending, losses
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule, Severity
@@ -119,13 +119,17 @@ class LossBelowZero(Rule):
             for event in events_of(recording, LossGraphEvent)
         }
         courses = losses(recording)
+        large = ascending(recording)
         for loss in courses:
             name = _behind(chains.get(loss.site.site, ()))
             turned = name is not None and name.startswith("-")
             below = loss.values < -self.least
             if name is not None and below.any() and not (turned and len(courses) > 1):
                 yield self._finding(loss, below, name.removeprefix("-"), turned=turned)
-            elif not has_moving_goal(recording, len(courses)) and self._falls(loss.values):
+                continue
+            if loss.site.site in large or has_moving_goal(recording, len(courses)):
+                continue
+            if self._falls(loss.values):
                 yield self._unbounded(loss, (chains.get(loss.site.site) or [""])[0])
 
     def _falls(self, values: Floats) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import plain
-from kedge.rules.recorded.losses import Loss, fall, losses, noise_of
+from kedge.rules.recorded.losses import Loss, ascending, fall, losses, noise_of
 from kedge.rules.recorded.optimizers import events_of, trained_by
 from kedge.rules.recorded.roots import root_path
 from kedge.rules.recorded.samples import too_few
@@ -66,7 +66,7 @@ class NoLearning(Rule):
         over the last dimension.
 
         A loss that crosses zero is not judged, as in reinforcement learning; nor are several losses
-        if one has fallen, as in a GAN.
+        if one has fallen, as in a GAN, nor one whose backward begins with a negative number.
 
         What the recording shows of possible causes is said: if the updates of the usual weight,
         relative to its size, add up to less than reach over the whole run, the learning rate is too
@@ -142,10 +142,13 @@ class NoLearning(Rule):
         return too_few(self.code, have, self.min_losses, "steps with a loss")
 
     def _judged(self, recording: Recording) -> list[Loss]:
+        large = ascending(recording)
         return [
             x
             for x in losses(recording)
-            if len(x.values) >= self.min_losses and x.steps[0] <= _START
+            if len(x.values) >= self.min_losses
+            and x.steps[0] <= _START
+            and x.site.site not in large
         ]
 
     def _fallen(self, values: Floats) -> bool:

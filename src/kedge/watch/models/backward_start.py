@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kedge.frames import frames_around, is_between, is_installed
 from kedge.sites.operation_names import plain_name
+from kedge.torch_internals import modes
 from kedge.torch_internals.graph_task import graph_task
 
 _PIPELINES = "torch.distributed.pipelining."
@@ -37,11 +38,13 @@ class BackwardStart:
         tensors: The differentiated tensors.
         where: The code and line that called backward; None if no frame shows it.
         frame: That frame.
+        ascends: Whether the program makes them large: it began with a negative number.
     """
 
     tensors: tuple[Tensor, ...]
     where: tuple[CodeType, int] | None
     frame: FrameType | None
+    ascends: bool = False
 
 
 class SkippedLosses(Protocol):
@@ -150,8 +153,22 @@ def began() -> BackwardStart:
         line = programs_line(outermost)
         if line is None:
             return BackwardStart(tensors, None, None)
-        return BackwardStart(tensors, (line.f_code, line.f_lineno), line)
+        where = line.f_code, line.f_lineno
+        return BackwardStart(tensors, where, line, ascends(outermost))
     return BackwardStart((), None, None)
+
+
+def ascends(backward: FrameType) -> bool:
+    """Whether a backward pass began with a negative number, as far as it is known: on a device it is not read.
+
+    Args:
+        backward: The frame of `torch.autograd.backward` or `torch.autograd.grad`.
+    """
+    given = _each(_given(backward))
+    numbers = [each for each in given if isinstance(each, Tensor) and each.numel() == 1]
+    if not numbers or len(numbers) < len(given):
+        return False
+    return all(modes.has_data(each) and each.is_cpu and each.item() < 0 for each in numbers)
 
 
 def _threads() -> Iterator[FrameType]:
@@ -177,8 +194,13 @@ def _is_of_stage(frame: FrameType) -> bool:
     caller = frame.f_back
     if caller is None or not caller.f_globals.get("__name__", "").startswith(_PIPELINES):
         return False
-    given = frame.f_locals.get("grad_tensors", frame.f_locals.get("grad_outputs"))
-    return any(grad is not None for grad in _each(given))
+    return any(grad is not None for grad in _each(_given(frame)))
+
+
+def _given(backward: FrameType) -> Any:
+    """Return the gradients that a backward pass was given to begin with."""
+    variables = backward.f_locals
+    return variables.get("grad_tensors", variables.get("grad_outputs"))
 
 
 def _each(tensors: Any) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from kedge.store.events import (
 from kedge.torch_internals import modes
 from kedge.torch_internals.autograd_nodes import dimension_of
 from kedge.torch_internals.source_lines import source_of
-from kedge.watch.models.backward_start import BackwardStart, operation_of, programs_line
+from kedge.watch.models.backward_start import BackwardStart, ascends, operation_of, programs_line
 from kedge.watch.records.curves import Arrived, Curves, number_of
 from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.loss_scaling import LossScaling, unscaled
@@ -90,7 +90,8 @@ class Losses:
         if path not in self.described:
             _, operation = operation_of(first)
             self.described[path] = {"operation": operation, "source": as_json(_source(began))}
-            notes.append(_graph_of(first, path, step, unscaled=scale is not None))
+            graph = _graph_of(first, path, step, unscaled=scale is not None)
+            notes.append(replace(graph, ascends=began.ascends))
         changed = self._changed_maker(began, path, step)
         notes += changed
 
@@ -136,7 +137,9 @@ class Losses:
             or self._scaling.has_scaler
             or (number is None and self._is_made_otherwise(loss, path))
         ):
-            return self.began(BackwardStart((loss,), where, line), step, measured=False)
+            return self.began(
+                BackwardStart((loss,), where, line, ascends(frame)), step, measured=False
+            )
 
         if type(number) is not float:
             number = number_of(loss) if modes.has_data(loss) else None

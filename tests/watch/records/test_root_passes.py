@@ -476,3 +476,59 @@ def test_groups_of_equal_batches_are_counted(
     assert [note["times"] for note in noted] == times
     for note in noted:
         assert note["loaders"] == [{"workers": workers, "stream": None}]
+
+
+def test_a_loss_elsewhere_than_the_tokens_does_not_fail() -> None:
+    """As where the embedding is on the CPU, and the rest of the model on a device."""
+
+    def elsewhere(tokens: Tensor) -> Tensor:
+        scores = torch.zeros(tokens.numel(), 64, device="meta")
+        functional.cross_entropy(scores, tokens.flatten().to("meta"))
+        return tokens.roll(-1, 1)
+
+    assert language_model(elsewhere) == []
+
+
+def test_a_wrong_target_fails_as_without_kedge() -> None:
+    """The error of PyTorch is that of the loss, not of a comparison."""
+
+    def wrong(tokens: Tensor) -> Tensor:
+        scores = torch.zeros(tokens.numel(), 64)
+        with pytest.raises(RuntimeError, match="expected target dtype"):
+            functional.cross_entropy(scores, tokens.flatten().to(torch.complex64))
+        return tokens.roll(-1, 1)
+
+    assert language_model(wrong) == []
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_evaluations_take_the_fused_path_of_encoders() -> None:
+    """A mode would keep PyTorch from it: it leaves out what is padded."""
+    padding = torch.zeros(4, 8, dtype=torch.bool)
+    padding[:, 5:] = True
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(16, 8)
+            layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 1)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            found: Tensor = self.encoder(self.embedding(tokens), src_key_padding_mask=padding)
+            return found
+
+    model = Model()
+    left: list[float] = []
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(4):
+            tokens = torch.randint(0, 16, (4, 8))
+            model.train()(tokens).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                left.append(float(model.eval()(tokens)[:, 5:].abs().sum()))
+
+    watch(program, every=1)
+    assert left == [0.0] * 4

@@ -18,6 +18,7 @@ from kedge.hooks.placing.installed import ConcealedHook
 from kedge.sites.modal import in_training
 from kedge.store.events import EvaluatedOutputsEvent, EvaluationEvent
 from kedge.torch_internals import dynamo, modes
+from kedge.torch_internals.module_tables import modules_in
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.facts.active_dropout import DropoutLook
 from kedge.watch.records.facts.evaluated_outputs import EvaluatedOutputs
@@ -29,6 +30,9 @@ _NAMED = 50
 """Most names in a note."""
 _LOOKS = 2
 """Most passes in which calls of dropout are looked at."""
+
+
+_FUSED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
 
 class _PassEnds(KedgeHook):
@@ -132,7 +136,10 @@ class Evaluations:
 
     def _look_at_dropout(self, module: nn.Module) -> None:
         """Look at the calls of dropout in a pass that has begun, if it is in evaluation mode."""
-        if len(self._looks) < _LOOKS and self._can_look(module):
+        if len(self._looks) == _LOOKS or not self._can_look(module):
+            return
+        # PyTorch does not take their fused paths, of other bits, as long as a mode is on.
+        if not any(isinstance(each, _FUSED) for each in modules_in(module).values()):
             look = DropoutLook(self._root.label)
             self._looks.append(look)
             look.begin(module)

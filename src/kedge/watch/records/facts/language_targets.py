@@ -18,6 +18,8 @@ from kedge.torch_internals.module_tables import modules_in
 from kedge.torch_internals.source_lines import source_of
 from kedge.watch.models.backward_start import programs_line
 from kedge.watch.models.roots import RootModule
+from kedge.watch.records.samples import can_sample
+from kedge.watch.steps.shield import WatchShield
 
 _LOSSES = (functional.cross_entropy, functional.nll_loss)
 _LEAST = 16
@@ -49,8 +51,9 @@ class LanguageTargets:
     the result stays there until the end of the run, since reading it would wait.
     """
 
-    def __init__(self, root: RootModule) -> None:
+    def __init__(self, root: RootModule, shield: WatchShield) -> None:
         self._root = root
+        self._shield = shield
         self._steps = 0
         self._step = -1
         self._losses: list[_Compared] = []
@@ -69,7 +72,7 @@ class LanguageTargets:
         if self._embeds and not dynamo.has_compiled() and not modes.is_transforming():
             self._steps += 1
             self._step = step
-            self._look = _Look(self._losses)
+            self._look = _Look(self._losses, self._shield)
 
     def put_up(self) -> None:
         """Put the mode on the stack, if there is none of the program's; outside of own work.
@@ -106,31 +109,39 @@ class LanguageTargets:
 class _Look(TorchFunctionMode):
     """Sees which tokens are embedded, and the targets of the loss."""
 
-    def __init__(self, losses: list[_Compared]) -> None:
+    def __init__(self, losses: list[_Compared], shield: WatchShield) -> None:
         super().__init__()
         self.losses = losses
         self._tokens: list[Tensor] = []
+        self._embeds = shield.around(self._embedded, "targets")
+        self._loses = shield.around(self._targeted, "targets")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and look at its arguments if it embeds or is a loss."""
+        """Run an operation, and look at its arguments if it embeds or is a loss and has not failed."""
         kwargs = kwargs or {}
+        result = func(*args, **kwargs)
         if func is functional.embedding:
-            self._embedded(args[0] if args else kwargs.get("input"))
+            self._embeds(args[0] if args else kwargs.get("input"))
         elif func in _LOSSES:
             target = args[1] if len(args) > 1 else kwargs.get("target")
-            self._targeted(target, kwargs.get("ignore_index", -100))
-        return func(*args, **kwargs)
+            self._loses(target, kwargs.get("ignore_index", -100))
+        return result
 
     def _embedded(self, tokens: Any) -> None:
         # A sequence of one token has no token before.
-        is_batch = isinstance(tokens, Tensor) and tokens.dim() >= 2 and tokens.shape[-1] > 1
-        if is_batch and tokens.numel() >= _LEAST:
+        if not _is_plain(tokens) or tokens.dim() < 2 or tokens.shape[-1] == 1:
+            return
+        if tokens.numel() >= _LEAST:
             self._tokens.append(tokens.detach())
 
     def _targeted(self, target: Any, ignored: int) -> None:
-        if not isinstance(target, Tensor) or target.is_floating_point():
+        if not _is_plain(target) or target.is_floating_point():
             return
-        fitting = [each for each in self._tokens if each.numel() == target.numel()]
+        fitting = [
+            each
+            for each in self._tokens
+            if each.numel() == target.numel() and each.device == target.device
+        ]
         self._tokens.clear()
         if not fitting:
             return
@@ -149,3 +160,8 @@ class _Look(TorchFunctionMode):
         if frame is not None:
             line = source_of(frame)
         self.losses.append(_Compared(is_data & same, is_data & before, target.numel(), line))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a tensor with numbers, and of no subclass, which would see what is computed."""
+    return type(value) is Tensor and can_sample(value)

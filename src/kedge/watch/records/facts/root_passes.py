@@ -94,7 +94,7 @@ class PassHook(KedgeHook):
         self.root = root
         self.evaluations = Evaluations(root, shield)
         self.inputs = Inputs(root)
-        self.targets = LanguageTargets(root)
+        self.targets = LanguageTargets(root, shield)
         self.batches = RepeatedBatches(root)
         self._evaluated = shield.around(self.evaluations.count, "evaluations")
         self._given = shield.around(self.inputs.take, "inputs")
@@ -108,6 +108,7 @@ class PassHook(KedgeHook):
             return
         if not torch.is_grad_enabled():
             passes.in_row = True
+            self.targets.take_down()
             self._evaluated(module, passes.step())
             self.evaluations.put_up()
             return

@@ -40,7 +40,6 @@ from kedge.store.events import (
     RunEvent,
     SavedEvent,
     SharedParametersEvent,
-    TargetsEvent,
     UnknownEvent,
     UnseenDetail,
     UnseenEvent,
@@ -85,7 +84,6 @@ EVENTS = [
         course=BytesOverStep((64, 0), (1, 2), 64, 1, 2, (("fc", 64), (None, 0))),
         seconds=0.5,
     ),
-    TargetsEvent(step=2, root=0, positions=48, before=True, source=LINE),
     SharedParametersEvent(optimizers=(0, 1), parameters=("fc.weight",), count=1, compared=4),
     UnseenEvent(what="failed", detail=UnseenDetail(name="a step", cause="ValueError")),
 ]

@@ -49,7 +49,6 @@ from kedge.rules.training.loss_below_zero import LossBelowZero
 from kedge.rules.training.no_learning import NoLearning
 from kedge.rules.training.same_batch import SameBatch
 from kedge.rules.training.spike import Spike
-from kedge.rules.training.targets_are_inputs import TargetsAreInputs
 from kedge.rules.training.train_mode import TrainMode
 from kedge.rules.training.workers_alike import WorkersAlike
 from kedge.store.recording import Recording
@@ -81,7 +80,6 @@ ALL: tuple[Rule, ...] = (
     BatchOfOne(),
     BatchSizes(),
     SameBatch(),
-    TargetsAreInputs(),
     WorkersAlike(),
     RivalStopped(),
     InputScale(),

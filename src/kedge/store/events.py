@@ -291,25 +291,6 @@ class BatchSizesEvent(RunEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetsEvent(RunEvent):
-    """The targets of a root's loss are the tokens that it embeds.
-
-    Attributes:
-        step: The last step in which they were compared.
-        positions: How many targets there are.
-        before: Whether each target is the token of the position before it, instead of its own.
-        source: The line that computed the loss.
-    """
-
-    kind = "targets"
-    step: int
-    root: Count
-    positions: Count
-    before: bool = False
-    source: SourceLine | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatedInputsEvent(RunEvent):
     """The inputs of a root were the same in all measured steps in which they were compared.
 

@@ -10,7 +10,6 @@ from kedge.rules.rule import Finding, Rule
 from kedge.rules.training.batch_sizes import BatchSizes
 from kedge.rules.training.eval_apart import EvalApart
 from kedge.rules.training.same_batch import SameBatch
-from kedge.rules.training.targets_are_inputs import TargetsAreInputs
 from kedge.rules.training.train_mode import TrainMode
 from kedge.rules.training.workers_alike import WorkersAlike
 from tests.rules.goldens import SAMPLES, Golden, golden, written
@@ -263,19 +262,6 @@ def test_one_sample_beside_a_batch_is_info():
     )
 
 
-def test_targets_that_are_the_inputs_are_a_warning():
-    """The line of the loss is named, and whether the shift is missing or the wrong way."""
-    source = {"file": "lm.py", "line": 9, "function": "step", "text": None}
-    event = {"kind": "targets", "positions": 512, "source": source}
-    (finding,) = found(TargetsAreInputs(), **event)
-    (before,) = found(TargetsAreInputs(), **{**event, "before": True, "source": None})
-
-    assert finding.severity == "warning"
-    assert "512 targets of the loss at lm.py:9" in finding.message
-    assert "is the token at its own position among those that the model embeds" in finding.message
-    assert "512 targets of the loss is the token of the position before it" in before.message
-
-
 @golden("EVAL-APART")
 def golden_eval_apart(*, fires: bool) -> Golden:
     """Return outputs that are a hundred times larger, or as large."""
@@ -286,13 +272,5 @@ def golden_eval_apart(*, fires: bool) -> Golden:
 def golden_batch_sizes(*, fires: bool) -> Golden:
     """Give one sample of one input, or no such note."""
     event = {"kind": "batch-sizes", "input": "ids", "batch": 50, "others": ["pixels"]}
-    events = [{"step": 4, "root": 0, **event}] if fires else []
-    return written(made(*events))
-
-
-@golden("TARGETS-ARE-INPUTS")
-def golden_targets_are_inputs(*, fires: bool) -> Golden:
-    """Train a model to return its input, or not."""
-    event = {"kind": "targets", "positions": 512}
     events = [{"step": 4, "root": 0, **event}] if fires else []
     return written(made(*events))

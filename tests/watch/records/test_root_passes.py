@@ -303,59 +303,6 @@ def test_one_sample_beside_a_batch_is_noted_if_it_changes(texts: Any, wanted: An
     assert [(e["input"], e["batch"], e["others"]) for e in events] == wanted
 
 
-def language_model(
-    targets: Callable[[Tensor], Tensor], *, steps: int = 6, around: Any = contextlib.nullcontext
-) -> list[dict[str, Any]]:
-    """Train a model of tokens; return what is noted of its targets."""
-    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
-
-    def program() -> None:
-        optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        for _ in range(steps):
-            tokens = torch.randint(0, 16, (4, 12))
-            with around():
-                found = model(tokens)
-            loss = functional.cross_entropy(found.flatten(0, 1), targets(tokens).flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-    events = watch(program, every=1).events
-    return [dict(event) for event in events if event["kind"] == "targets"]
-
-
-def padded(tokens: Tensor) -> Tensor:
-    """Ignore the end of each row."""
-    return torch.cat([tokens[:, :8], torch.full_like(tokens[:, 8:], -100)], 1)
-
-
-@pytest.mark.parametrize(
-    ("targets", "before"),
-    [(lambda tokens: tokens, False), (padded, False), (lambda tokens: tokens.roll(1, 1), True)],
-    ids=["without a shift", "padded", "shifted the wrong way"],
-)
-def test_targets_that_are_the_embedded_tokens_are_noted(targets: Any, before: bool) -> None:
-    """With the line of the loss."""
-    (note,) = language_model(targets)
-
-    assert (note["positions"], note["before"]) == (48, before)
-    assert note["source"]["text"].startswith("loss = functional.cross_entropy(")
-
-
-@pytest.mark.parametrize(
-    "targets",
-    [
-        lambda tokens: tokens.roll(-1, 1),
-        lambda tokens: torch.where(torch.rand(tokens.shape) < 0.5, tokens, (tokens + 1) % 16),
-        torch.zeros_like,
-    ],
-    ids=["shifted", "half of them others", "all one number"],
-)
-def test_targets_of_a_language_model_are_not(targets: Any) -> None:
-    """A masked model has some of its tokens as targets."""
-    assert language_model(targets) == []
-
-
 def test_a_mode_of_the_program_stays_through_its_evaluations() -> None:
     """As `torch.set_default_device` has one; the looks are put on top of it and taken off."""
     depths = []
@@ -374,34 +321,6 @@ def test_a_mode_of_the_program_stays_through_its_evaluations() -> None:
 
     assert len(note["dropout"]) == 1
     assert depths == [before + 1] * 4
-    assert modes.function_modes() == before
-
-
-def test_classes_of_short_texts_are_no_targets_of_a_language_model() -> None:
-    """Of one token there is none before, and of two only half of the targets have one."""
-    for length in (1, 2):
-        model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
-
-        def program(model: nn.Module = model, length: int = length) -> None:
-            optimizer = torch.optim.SGD(model.parameters(), 0.01)
-            for _ in range(6):
-                tokens = torch.randint(0, 16, (24 // length, length))
-                classes = torch.randint(0, 16, (24,))
-                optimizer.zero_grad()
-                functional.cross_entropy(model(tokens).flatten(0, 1), classes).backward()
-                optimizer.step()
-
-        assert notes(program, "targets") == []
-
-
-def test_no_mode_is_left_behind_and_a_block_of_the_program_ends_as_it_began() -> None:
-    """The look ends with its step; inside of a block of the program's own mode there is none."""
-    before = modes.function_modes()
-
-    (_,) = language_model(lambda tokens: tokens, steps=3)
-    assert modes.function_modes() == before
-
-    assert language_model(lambda tokens: tokens, around=lambda: torch.device("cpu")) == []
     assert modes.function_modes() == before
 
 
@@ -478,30 +397,7 @@ def test_groups_of_equal_batches_are_counted(
         assert note["loaders"] == [{"workers": workers, "stream": None}]
 
 
-def test_a_loss_elsewhere_than_the_tokens_does_not_fail() -> None:
-    """As where the embedding is on the CPU, and the rest of the model on a device."""
-
-    def elsewhere(tokens: Tensor) -> Tensor:
-        scores = torch.zeros(tokens.numel(), 64, device="meta")
-        functional.cross_entropy(scores, tokens.flatten().to("meta"))
-        return tokens.roll(-1, 1)
-
-    assert language_model(elsewhere) == []
-
-
-def test_a_wrong_target_fails_as_without_kedge() -> None:
-    """The error of PyTorch is that of the loss, not of a comparison."""
-
-    def wrong(tokens: Tensor) -> Tensor:
-        scores = torch.zeros(tokens.numel(), 64)
-        with pytest.raises(RuntimeError, match="expected target dtype"):
-            functional.cross_entropy(scores, tokens.flatten().to(torch.complex64))
-        return tokens.roll(-1, 1)
-
-    assert language_model(wrong) == []
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_evaluations_take_the_fused_path_of_encoders() -> None:
     """A mode would keep PyTorch from it: it leaves out what is padded."""
     padding = torch.zeros(4, 8, dtype=torch.bool)

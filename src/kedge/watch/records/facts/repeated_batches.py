@@ -17,8 +17,6 @@ from kedge.watch.records.samples import can_sample, sample, tensors_in
 
 _STEPS = 64
 """In how many steps inputs are compared with those before."""
-_WORKING = 8
-"""After how many steps the workers of data loaders are looked for."""
 _LEAST = 3
 """Least groups of equal inputs, without the first and the last one, which may not be whole."""
 
@@ -45,6 +43,10 @@ class RepeatedBatches:
 
     def take(self, given: Any, step: int) -> None:
         """Compare the inputs of a pass with those of the step before."""
+        if self._last < 0:
+            self._look_for_workers()
+            if self._is_over:
+                return
         found = [value for _, value in tensors_in(given)]
         is_next = self._last in (-1, step - 1)
         if not found or not is_next or not all(map(can_sample, found)):
@@ -57,8 +59,6 @@ class RepeatedBatches:
         if self._before:
             self._equal.append(_are_equal(samples, self._before))
         self._before = samples
-        if len(self._equal) == _WORKING:
-            self._look_for_workers()
         if len(self._equal) == _STEPS:
             self._is_over = True
             self._before = []

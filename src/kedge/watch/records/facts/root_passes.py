@@ -16,7 +16,6 @@ from kedge.torch_internals.module_tables import is_replica, modules_in
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.facts.evaluations import Evaluations
 from kedge.watch.records.facts.inputs import Inputs
-from kedge.watch.records.facts.language_targets import LanguageTargets
 from kedge.watch.records.facts.repeated_batches import RepeatedBatches
 from kedge.watch.steps.shield import WatchShield
 
@@ -71,7 +70,6 @@ class RootPasses:
             if known.root.optimizers:
                 notes += known.evaluations.notes()
                 notes += known.inputs.notes()
-                notes += known.targets.notes()
                 notes += known.batches.notes()
         return notes
 
@@ -79,7 +77,6 @@ class RootPasses:
         """Remove what a pass without an end has left behind."""
         for known in self._of.values():
             known.evaluations.close()
-            known.targets.take_down()
 
 
 class PassHook(KedgeHook):
@@ -94,11 +91,9 @@ class PassHook(KedgeHook):
         self.root = root
         self.evaluations = Evaluations(root, shield)
         self.inputs = Inputs(root)
-        self.targets = LanguageTargets(root, shield)
         self.batches = RepeatedBatches(root)
         self._evaluated = shield.around(self.evaluations.count, "evaluations")
         self._given = shield.around(self.inputs.take, "inputs")
-        self._looked = shield.around(self.targets.begin, "targets")
         self._came = shield.around(self.batches.take, "inputs")
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
@@ -108,17 +103,12 @@ class PassHook(KedgeHook):
             return
         if not torch.is_grad_enabled():
             passes.in_row = True
-            self.targets.take_down()
             self._evaluated(module, passes.step())
             self.evaluations.put_up()
             return
         passes.graded()
         step = passes.step()
-        self.targets.take_down(step)
         if self.inputs.wants(step, measured=passes.measured):
             self._given(args, kwargs, step)
         if self.batches.wants(step):
             self._came((args, kwargs), step)
-        if passes.measured and self.targets.wants(step):
-            self._looked(module, step)
-            self.targets.put_up()

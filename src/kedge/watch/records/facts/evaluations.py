@@ -30,9 +30,8 @@ _NAMED = 50
 """Most names in a note."""
 _LOOKS = 2
 """Most passes in which calls of dropout are looked at."""
-
-
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+"""Modules with a fused path, of other bits, which PyTorch does not take while a mode is on."""
 
 
 class _PassEnds(KedgeHook):
@@ -66,7 +65,12 @@ class Evaluations:
         self._train: dict[str, None] = {}
         self._is_as_training = False
         self._looks: list[DropoutLook] = []
+        self._looks_left = _LOOKS
         self._next: DropoutLook | None = None
+
+    def may_look(self, module: nn.Module) -> bool:
+        """Whether a pass without gradients of a model that is not trained yet may be looked at."""
+        return not module.training and self._outputs.wanted
 
     def count(self, module: nn.Module, step: int) -> None:
         """Count a pass without gradients, which begins; what is not trained yet may be later."""
@@ -136,14 +140,16 @@ class Evaluations:
 
     def _look_at_dropout(self, module: nn.Module) -> None:
         """Look at the calls of dropout in a pass that has begun, if it is in evaluation mode."""
-        if len(self._looks) == _LOOKS or not self._can_look(module):
+        if not self._looks_left or not self._can_look(module):
             return
-        # PyTorch does not take their fused paths, of other bits, as long as a mode is on.
-        if not any(isinstance(each, _FUSED) for each in modules_in(module).values()):
-            look = DropoutLook(self._root.label)
-            self._looks.append(look)
-            look.begin(module)
-            self._next = look
+        if any(isinstance(each, _FUSED) for each in modules_in(module).values()):
+            self._looks_left = 0
+            return
+        self._looks_left -= 1
+        look = DropoutLook(self._root.label)
+        self._looks.append(look)
+        look.begin(module)
+        self._next = look
 
     def _look_at_output(self, module: nn.Module, step: int) -> None:
         """Look at the output of a pass that has begun, if it is in evaluation mode."""

@@ -7,13 +7,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from kedge.store.events import BatchSizesEvent, DataLoaderSeen, RepeatedInputsEvent
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.facts.batch_sizes import InputSizes
-from kedge.watch.records.samples import can_sample, sample, tensors_in
+from kedge.watch.records.samples import can_sample, compared, sample, tensors_in
 
 _MOST = 30
 """Most steps in which inputs are compared: more would say nothing new."""
@@ -85,15 +84,9 @@ class Inputs:
 
     def _compare(self, samples: list[Tensor]) -> None:
         """Compare inputs with the first ones."""
-        shapes = [(value.shape, value.device, value.dtype) for value in self._first]
-        self._vary = shapes != [(value.shape, value.device, value.dtype) for value in samples]
-        for value, first in zip(samples, self._first, strict=False):
-            if self._vary:
-                return
-            if value.is_cpu:
-                self._vary = not torch.equal(value, first)
-            else:
-                self._on_devices.append((value == first).all())
+        answers = compared(samples, self._first)
+        self._vary = answers is None
+        self._on_devices += answers or []
 
 
 def _data_loaders() -> Iterator[DataLoaderSeen]:

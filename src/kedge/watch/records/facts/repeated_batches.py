@@ -7,13 +7,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from kedge.store.events import LoaderWorkers, RepeatedBatchesEvent
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.facts.inputs import living_loaders
-from kedge.watch.records.samples import can_sample, sample, tensors_in
+from kedge.watch.records.samples import can_sample, compared, sample, tensors_in
 
 _STEPS = 64
 """In how many steps inputs are compared with those before."""
@@ -32,7 +31,7 @@ class RepeatedBatches:
     def __init__(self, root: RootModule) -> None:
         self._root = root
         self._before: list[Tensor] = []
-        self._equal: list[bool | Tensor] = []
+        self._equal: list[list[Tensor] | None] = []
         self._first = self._last = -1
         self._workers: tuple[LoaderWorkers, ...] = ()
         self._is_over = False
@@ -57,7 +56,7 @@ class RepeatedBatches:
         self._last = step
         samples = [sample(value).clone() for value in found]
         if self._before:
-            self._equal.append(_are_equal(samples, self._before))
+            self._equal.append(compared(samples, self._before))
         self._before = samples
         if len(self._equal) == _STEPS:
             self._is_over = True
@@ -67,7 +66,8 @@ class RepeatedBatches:
         """Return the notes at the end of the run."""
         if not self._workers:
             return []
-        lengths = list(_lengths(bool(each) for each in self._equal))[1:-1]
+        equal = (each is not None and all(map(bool, each)) for each in self._equal)
+        lengths = list(_lengths(equal))[1:-1]
         if len(lengths) < _LEAST or len(set(lengths)) > 1 or lengths[0] == 1:
             return []
         note = RepeatedBatchesEvent(
@@ -97,22 +97,6 @@ def _is_stream(loader: Any) -> bool:
     """Whether the data set of a loader has no index; isinstance would run code of odd objects."""
     stream = sys.modules["torch.utils.data"].IterableDataset
     return issubclass(type(loader.dataset), stream)
-
-
-def _are_equal(some: list[Tensor], others: list[Tensor]) -> bool | Tensor:
-    """Whether all of some tensors are equal to others; on a device the answer stays there."""
-    shapes = [(value.shape, value.device, value.dtype) for value in some]
-    if shapes != [(value.shape, value.device, value.dtype) for value in others]:
-        return False
-    answers = []
-    for value, other in zip(some, others, strict=True):
-        if not value.is_cpu:
-            answers.append((value == other).all())
-        elif not torch.equal(value, other):
-            return False
-    if not answers:
-        return True
-    return torch.stack(answers).all()
 
 
 def _lengths(equal: Iterator[bool]) -> Iterator[int]:

@@ -102,9 +102,10 @@ class PassHook(KedgeHook):
         if torch.compiler.is_compiling() or in_backward() or is_replica(module):
             return
         if not torch.is_grad_enabled():
-            passes.in_row = True
-            self._evaluated(module, passes.step())
-            self.evaluations.put_up()
+            if self.root.optimizers or self.evaluations.may_look(module):
+                passes.in_row = True
+                self._evaluated(module, passes.step())
+                self.evaluations.put_up()
             return
         passes.graded()
         step = passes.step()

@@ -71,35 +71,34 @@ class AutocastLost(Rule):
         """Yield at most one finding for every root."""
         wiring = wire(recording)
         for root, layers in by_root(_layers(recording, wiring), lambda layer: layer.root):
-            outs = [_first(wiring, layer.outs) for layer in layers]
-            lowered = [out for out in outs if out is not None and _dtype(out) in _HALF]
-            lost = [
-                out
-                for layer, out in zip(layers[:-1], outs, strict=False)
-                if out is not None and _is_lost(_first(wiring, layer.ins), out)
-            ]
+            lowered = _lowered(wiring, layers)
+            lost = [wiring.sites[each.outs[0]] for each in layers[:-1] if _is_lost(wiring, each)]
             if lost and len(lowered) >= self.min_lowered and len(lost) < len(lowered):
                 yield self._finding(recording, root, lost, lowered)
 
     def idle(self, recording: Recording) -> str:
         """Return that no module with weights in float32 returned values of half precision."""
         wiring = wire(recording)
-        outs = (_first(wiring, layer.outs) for layer in _layers(recording, wiring))
-        if any(out is not None and _dtype(out) in _HALF for out in outs):
+        if _lowered(wiring, _layers(recording, wiring)):
             return ""
         return "no autocast"
 
     def _finding(
         self, recording: Recording, root: int, lost: list[SiteInfo], lowered: list[SiteInfo]
     ) -> Finding:
-        dtype = _dtype(lowered[0])
+        dtype = lowered[0].dtype
         sites = [site.site for site in lost]
-        verb = "computes" if len(lost) == 1 else "compute"
+        verb = "compute"
+        if len(lost) == 1:
+            verb = "computes"
+        step = 0
+        if len(recording.steps):
+            step = int(recording.steps[0])
         return Finding(
             code=self.code,
             severity=self.severity,
             site=lost[0].site,
-            step=int(recording.steps[0]) if len(recording.steps) else 0,
+            step=step,
             message=f"{listed(sites, 3)} of {names_of(recording, [root])} {verb} in float32 and got "
             f"{dtype}, in which {len(lowered)} other layers of it compute: autocast did not reach it.",
             evidence=AutocastLostEvidence(sites=sites[:NAMED], dtype=dtype, lowered=len(lowered)),
@@ -112,19 +111,18 @@ class AutocastLost(Rule):
 
 def _layers(recording: Recording, wiring: Wiring) -> list[ModuleSites]:
     """Return the modules with a weight in float32, in the order in which they return."""
-    owners = {w.param.owner for w in weights(recording) if _dtype(w.param) == "float32"}
+    owners = {w.param.owner for w in weights(recording) if w.param.dtype == "float32"}
     return [module for module in wiring if module.path in owners]
 
 
-def _first(wiring: Wiring, sites: Sequence[int]) -> SiteInfo | None:
-    if not sites:
-        return None
-    return wiring.sites[sites[0]]
+def _lowered(wiring: Wiring, layers: Iterable[ModuleSites]) -> list[SiteInfo]:
+    """Return the first outputs of layers that are of half precision."""
+    outs = (wiring.sites[out] for layer in layers for out in layer.outs[:1])
+    return [out for out in outs if out.dtype in _HALF]
 
 
-def _is_lost(given: SiteInfo | None, out: SiteInfo) -> bool:
-    return given is not None and _dtype(given) in _HALF and _dtype(out) == "float32"
-
-
-def _dtype(site: SiteInfo) -> str:
-    return site.dtype.removeprefix("torch.")
+def _is_lost(wiring: Wiring, layer: ModuleSites) -> bool:
+    if not layer.ins or not layer.outs:
+        return False
+    given, out = wiring.sites[layer.ins[0]], wiring.sites[layer.outs[0]]
+    return given.dtype in _HALF and out.dtype == "float32"

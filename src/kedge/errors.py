@@ -374,7 +374,7 @@ class NotPinned(KedgeWarning):
 
 
 class LimitOutOfReach(KedgeWarning):
-    """Saved tensors cannot be brought within the memory limit; the message gives the size that stays in memory."""
+    """Saved tensors cannot be brought within the limit; the message gives the size, or the slowdown, that is possible."""
 
 
 class OffloadFailed(KedgeWarning):

@@ -214,6 +214,19 @@ def test_autocast_is_recognised_by_kind_of_device():
 
 
 @needs_device
+def test_memory_that_pytorch_reserves_is_free():
+    """Memory that PyTorch holds and nobody uses is free to the program."""
+    device = torch.zeros(1, device=DEVICE).device
+    before = accelerators.free_memory(device)
+    held = torch.zeros(1 << 20, device=device)
+    during = accelerators.free_memory(device)
+    del held
+    if before is not None:
+        assert during <= before - (4 << 20)
+        assert accelerators.free_memory(device) >= before
+
+
+@needs_device
 def test_a_copy_to_the_host_arrives_beside_the_computation():
     """It has the values from when it was asked for, though the memory is used again."""
     work = torch.randn(2048, 2048, device=DEVICE)

@@ -71,6 +71,18 @@ def train(
             net.zero_grad()
 
 
+def train_on_returned(net: nn.Module, rate: float = RATE) -> None:
+    """Train a net by the gradients that `torch.autograd.grad` returns."""
+    params = list(net.parameters())
+    for _ in range(STEPS):
+        inputs, classes = batch()
+        loss = nn.functional.cross_entropy(net(inputs), classes)
+        grads = torch.autograd.grad(loss, params)
+        with torch.no_grad():
+            for param, grad in zip(params, grads, strict=True):
+                param.sub_(rate * grad)
+
+
 def codes(log: Memory) -> set[str]:
     """Return the codes of the findings that are no hints."""
     return {each.code for each in check(log.recording()) if each.severity != "info"}
@@ -188,3 +200,65 @@ def test_two_models_are_told_apart() -> None:
     }
     assert [each.tolist()[:3] for each in steps.values()] == [[1, 3, 5], [0, 2, 4]]
     assert "GRADS-KEPT" not in {each.code for each in check(recording)}
+
+
+def test_gradients_that_are_returned_train_as_well() -> None:
+    """Their pass reaches no hook of a parameter; losses and changes are recorded all the same."""
+    net = model()
+    log = watch(lambda: train_on_returned(net), every=1)
+    recording = log.recording()
+
+    (root,) = recording.roots
+    assert root.by_hand
+    assert recording.rows("3.weight:update").step.tolist() == list(range(STEPS))
+    assert recording.rows("loss").step.tolist() == list(range(STEPS))
+    assert codes(log) == set()
+
+
+def test_faults_of_training_on_returned_gradients_are_named() -> None:
+    """A rate that is too large, and evaluation mode."""
+    log = watch(lambda: train_on_returned(model(), rate=300.0), every=1)
+    assert "RATE-TOO-LARGE" in codes(log)
+
+    log = watch(lambda: train_on_returned(model().eval()), every=1)
+    assert codes(log) == {"EVAL-MODE"}
+
+
+def test_gradients_that_are_returned_within_a_step_are_no_training() -> None:
+    """As the inner steps of meta-learning: an optimizer holds the parameters, before its first step too."""
+    net = model()
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+
+    def meta() -> None:
+        for _ in range(STEPS):
+            inputs, classes = batch()
+            names, params = zip(*net.named_parameters(), strict=True)
+            loss = nn.functional.cross_entropy(net(inputs), classes)
+            grads = torch.autograd.grad(loss, params, create_graph=True)
+            fast = [param - RATE * grad for param, grad in zip(params, grads, strict=True)]
+            inputs, classes = batch()
+            outputs = torch.func.functional_call(
+                net, dict(zip(names, fast, strict=True)), (inputs,)
+            )
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(outputs, classes).backward()
+            optimizer.step()
+
+    recording = watch(meta, every=1).recording()
+    (root,) = recording.roots
+    assert (root.trained, root.by_hand) == (True, False)
+    assert [site.path for site in recording.of_kind("loss")] == ["loss"]
+
+
+def test_gradients_of_inputs_are_no_training() -> None:
+    """As of a saliency map: no parameter is named."""
+    net = model().eval()
+
+    def look() -> None:
+        for _ in range(STEPS):
+            inputs = batch()[0].requires_grad_()
+            torch.autograd.grad(net(inputs).sum(), inputs)
+
+    recording = watch(look, every=1).recording()
+    assert not recording.of_kind("loss")
+    assert not recording.of_kind("update")

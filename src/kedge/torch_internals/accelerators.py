@@ -187,6 +187,16 @@ def has_clock(device: torch.device) -> bool:
 # -- memory ------------------------------------------------------------------------------------
 
 
+def free_memory(device: torch.device) -> int | None:
+    """Return the bytes that a program can still take on a device; None if that is unknown.
+
+    Those that PyTorch has reserved and does not use are among them.
+    """
+    if not can(_memory, device):
+        return None
+    return _memory_of(device)
+
+
 def pinned(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
     """Return memory of the host from which and to which the device copies while the program goes on.
 
@@ -341,6 +351,16 @@ def _clock(device: torch.device) -> bool:
 
 def _doubles(device: torch.device) -> bool:
     return torch.zeros(1, dtype=torch.float64, device=device).add_(1).dtype is torch.float64
+
+
+def _memory_of(device: torch.device) -> int:
+    free, _ = torch.accelerator.get_memory_info(device)
+    reserved = torch.accelerator.memory_reserved(device)
+    return free + reserved - torch.accelerator.memory_allocated(device)
+
+
+def _memory(device: torch.device) -> bool:
+    return _memory_of(device) > 0
 
 
 def _pinned(_: torch.device) -> bool:

@@ -6,7 +6,8 @@ representative. The second step is timed. In both, every tensor is rebuilt, comp
 possible, so that they stay within a limit of memory if that can be reached. From the third step on
 the plan is in force. A tensor that the plan does not know, or that is larger than planned, is
 treated as in the first step, and the following step is timed again; a smaller one is treated as
-planned. A tensor that the plan keeps is also treated as in the first step if graphs of earlier
+planned. A plan for a limit of time is tried; see Note [A promise] in
+`kedge.offload.plan.trial`. A tensor that the plan keeps is also treated as in the first step if graphs of earlier
 steps are still alive and hold so much that it would not fit. So a program whose batches differ in
 length soon has a plan for the longest.
 """
@@ -36,7 +37,11 @@ from kedge.offload.plan.timing import (
     Timings,
     timed_find,
 )
+from kedge.offload.plan.trial import MARGIN, MeasuredSlowdown, Trial, has_room
 from kedge.offload.stores.store import Store
+
+_TRIALS = 8
+"""Most trials that are begun: of programs whose batches differ, few come to an end."""
 
 
 class Learner:
@@ -62,6 +67,10 @@ class Learner:
         self._beyond = False
         self._account = OffloadAccount()
         self._counts: Counter[tuple[str | None, int]] = Counter()
+        self._trial: Trial | None = None
+        self._trials = _TRIALS
+        self._failed = 0
+        self._freed = math.inf  # at most, under a limit of time
 
     def equip(self, policy: Policy) -> Policy:
         """Return the policy with timed parts."""
@@ -88,6 +97,8 @@ class Learner:
         if nbytes > known:
             self._stale = True
             return Choice.ALL
+        if self._trial is not None and self._trial.keeps:
+            return Choice.KEEP
         self._beyond = choice is Choice.KEEP and self._account.staying + nbytes > self._room
         if self._beyond:
             return Choice.ALL
@@ -113,6 +124,10 @@ class Learner:
             self._learn()
         elif self._stale:
             self._learn()
+        elif self._trial is not None:
+            self._trial.turn()
+            if self._trial.is_over:
+                self._judge(self._trial.measured())
         account.plan = self.shown
 
     @property
@@ -121,7 +136,7 @@ class Learner:
         return self.plan or PlanToCome(self.limit)
 
     def _learn(self) -> None:
-        self.plan = None
+        self.plan = self._trial = None
         self._stale = False
         self._timings.begin_step()
 
@@ -139,8 +154,8 @@ class Learner:
         step = MeasuredStep(timings.clock, timings.started, ended, timings.notes)
         table = step.table(self._link)
         timings.end_step()
-        plan = solve(table, self.limit)
-        self.plan = plan
+        plan = self.plan = solve(table, self.limit, self._freed)
+        self._try()
 
         self._room = math.inf
         if plan.feasible and self.limit.memory is not None:
@@ -157,6 +172,46 @@ class Learner:
                     "a wider `where`, or a smaller batch"
                 )
             )
+
+    def _try(self) -> None:
+        """Begin the trial of a new plan, if it is for a limit of time and there is room."""
+        plan = self.plan
+        self._trial = None
+        if plan is None or self.limit.slowdown is None or not plan.freed or not self._trials:
+            return
+        if has_room(plan.freed, self._timings.device):
+            self._trials -= 1
+            self._trial = Trial(self._timings.clock)
+
+    def _judge(self, measured: MeasuredSlowdown) -> None:
+        """Keep a plan that was tried, or make another for fewer bytes; see Note [A promise]."""
+        plan = self.plan
+        promised = self.limit.slowdown
+        assert plan is not None  # noqa: S101 - what was tried
+        assert promised is not None  # noqa: S101 - no plan for another limit is tried
+        self._trial = None
+        if measured.exceeded <= promised + MARGIN:
+            self.plan = replace(plan, measured=measured.median)
+            return
+
+        self._failed += 1
+        if self._failed == 1:
+            self._freed = plan.freed * (promised - 1) / (measured.median - 1)
+            self.plan = solve(plan.table, self.limit, self._freed)
+            if self.plan.freed:
+                self._try()
+                return
+
+        self._freed = 0.0
+        self.plan = solve(plan.table, self.limit, self._freed)
+        warn(
+            LimitOutOfReach(
+                f"{self.limit} is out of reach: a step takes {measured.median:.2f} times as long "
+                f"with {size(plan.freed)} of {size(plan.table.nbytes)} of saved tensors not kept, "
+                "as measured in turns. Everything is kept from now on, so no memory is saved. "
+                "Allow more, select fewer modules by `where`, or give max_memory= instead"
+            )
+        )
 
 
 class MeasuredStep:

@@ -47,6 +47,8 @@ class OffloadPlan:
         peak: The most bytes that saved tensors take, with those on their way.
         hidden: The bytes that the link could move each way fully hidden behind the computation.
         everything: The seconds that would be exposed if all tensors were moved.
+        measured: The time of a step as a multiple of the time with all tensors kept, as measured;
+            None if it was not.
     """
 
     table: StepTable
@@ -56,6 +58,7 @@ class OffloadPlan:
     peak: int
     hidden: int
     everything: float
+    measured: float | None = None
 
     @cached_property
     def choices(self) -> dict[TensorKey, tuple[Choice, int]]:
@@ -70,6 +73,11 @@ class OffloadPlan:
         It is a lower bound.
         """
         return self._times(self.outcome.exposed)
+
+    @property
+    def freed(self) -> int:
+        """The bytes that are not kept."""
+        return self.table.nbytes - self.outcome.kept
 
     def _times(self, exposed: float) -> float:
         if not self.table.step:
@@ -106,6 +114,8 @@ class OffloadPlan:
             f"  predicted: {size(self.peak)} at the peak instead of {size(table.nbytes)},"
             f" a step of {self.slowdown:.2f} x {table.step * 1e3:.0f} ms at least"
         )
+        if self.measured is not None:
+            yield f"  measured: a step of {self.measured:.2f} x that with everything kept"
         if table.link is not None:
             yield from self._floor(table.link)
         if not self.feasible:

@@ -12,6 +12,7 @@ longest.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -28,12 +29,13 @@ _RANKS = (Choice.REBUILD, Choice.MOVE, Choice.COMPRESS)
 """Choices in order of preference: no move without need, and no lossy codec without need."""
 
 
-def solve(table: StepTable, limit: Limit) -> OffloadPlan:
+def solve(table: StepTable, limit: Limit, freed: float = math.inf) -> OffloadPlan:
     """Return the plan for a step within a limit.
 
     Args:
         table: The step.
         limit: The limit of memory or of time.
+        freed: Under a limit of time, the most bytes that are not kept.
 
     Returns:
         The plan. If no choices stay within a limit of memory, the plan treats every tensor.
@@ -46,7 +48,8 @@ def solve(table: StepTable, limit: Limit) -> OffloadPlan:
                 break
     else:
         assert limit.slowdown is not None  # noqa: S101 - one of the two is given
-        for _ in search.steps((limit.slowdown - 1) * table.step):
+        most = (limit.slowdown - 1) * table.step
+        for _ in search.steps(most, least=table.nbytes - freed):
             pass
 
     outcome = forecast.of(search.treatments)
@@ -121,11 +124,12 @@ class _Search:
         self._seconds = 0.0
         self._additive = table.link is None or not table.link.overlaps
 
-    def steps(self, most: float | None) -> Iterator[None]:
+    def steps(self, most: float | None, least: float = 0.0) -> Iterator[None]:
         """Iterator that makes one change after another; yields before each, and at the end.
 
         Args:
             most: The seconds that may be exposed; None for no limit.
+            least: The bytes that have to stay.
         """
         heap: list[_Step] = []
         for i, each in enumerate(self._table.candidates):
@@ -148,7 +152,10 @@ class _Search:
                 if heap and best > heap[0]:
                     heapq.heappush(heap, best)
                     continue
-            if most is not None and self._with(best).exposed > most + _NOTHING:
+            after = self._with(best)
+            if after.kept < least:
+                continue
+            if most is not None and after.exposed > most + _NOTHING:
                 continue
             yield
             self._make(best)

@@ -42,8 +42,15 @@ def recorded_gradients(recording: Recording) -> list[SiteInfo]:
 
 
 def trains(recording: Recording) -> bool:
-    """Whether a trained model got a gradient."""
-    return bool(recorded_gradients(recording))
+    """Whether a trained model got a gradient, or the program changed it by hand.
+
+    The gradients that `torch.autograd.grad` returns are not recorded.
+    """
+    if recorded_gradients(recording):
+        return True
+    by_hand = {i for i, root in enumerate(recording.roots) if root.by_hand}
+    lengths = recording.all_rows.lengths
+    return any(site.root in by_hand and lengths[site.id] for site in recording.of_kind("update"))
 
 
 def steps_of_training(recording: Recording, root: int) -> Ints:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from cmath import isfinite
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from types import CodeType, FrameType
@@ -134,28 +134,55 @@ def _backward_code() -> CodeType | None:
     return getattr(torch.autograd.backward, "__code__", None)
 
 
+def _grad_code() -> CodeType | None:
+    return getattr(torch.autograd.grad, "__code__", None)
+
+
 def began() -> BackwardStart:
     """Return the start of the active backward pass of this thread.
 
     If passes are nested, it is that of the outermost.
     """
-    functions = ((torch.autograd.backward, "tensors"), (torch.autograd.grad, "outputs"))
-    variables = {f.__code__: name for f, name in functions if hasattr(f, "__code__")}
-    for frame in _threads():
-        found = [each for each in frames_around(frame) if each.f_code in variables]
-        if not found:
-            continue
-        outermost = found[-1]
-        if _is_of_stage(outermost):
-            break
-        given = outermost.f_locals.get(variables[outermost.f_code], ())
-        tensors = tuple(each for each in _each(given) if isinstance(each, Tensor))
-        line = programs_line(outermost)
-        if line is None:
-            return BackwardStart(tensors, None, None)
-        where = line.f_code, line.f_lineno
-        return BackwardStart(tensors, where, line, ascends(outermost))
-    return BackwardStart((), None, None)
+    variables = {
+        code: name
+        for code, name in ((_backward_code(), "tensors"), (_grad_code(), "outputs"))
+        if code is not None
+    }
+    outermost = _outermost(variables, sys._getframe(1))
+    if outermost is None or _is_of_stage(outermost):
+        return BackwardStart((), None, None)
+    given = outermost.f_locals.get(variables[outermost.f_code], ())
+    tensors = tuple(each for each in _each(given) if isinstance(each, Tensor))
+    line = programs_line(outermost)
+    if line is None:
+        return BackwardStart(tensors, None, None)
+    where = line.f_code, line.f_lineno
+    return BackwardStart(tensors, where, line, ascends(outermost))
+
+
+def taken_for() -> tuple[Tensor, ...]:
+    """Return the tensors whose gradients the active `torch.autograd.grad` returns; none in another pass."""
+    code = _grad_code()
+    if code is None:
+        return ()
+    outermost = _outermost({code}, sys._getframe(1))
+    if outermost is None:
+        return ()
+    inputs = _each(outermost.f_locals.get("inputs", ()))
+    return tuple(each for each in inputs if isinstance(each, Tensor))
+
+
+def _outermost(codes: Container[CodeType], here: FrameType) -> FrameType | None:
+    """Return the outermost active frame of some functions, in the first thread that has one.
+
+    It begins at the caller's frame: as a variable of its own, a frame would keep itself alive, and
+    the loss with it.
+    """
+    for frame in _threads(here):
+        found = [each for each in frames_around(frame) if each.f_code in codes]
+        if found:
+            return found[-1]
+    return None
 
 
 def ascends(backward: FrameType) -> bool:
@@ -171,14 +198,12 @@ def ascends(backward: FrameType) -> bool:
     return all(modes.has_data(each) and each.is_cpu and each.item() < 0 for each in numbers)
 
 
-def _threads() -> Iterator[FrameType]:
-    """Yield the frame that called `began`, then those of the other threads.
+def _threads(here: FrameType) -> Iterator[FrameType]:
+    """Yield a frame of this thread, then those of the other threads.
 
     A device's backward has a thread of its own.
-    The frame of `began` is left out: as one of its own variables it would keep itself alive, and
-    the loss with it.
     """
-    yield sys._getframe(2)
+    yield here
     yield from _other_threads()
 
 

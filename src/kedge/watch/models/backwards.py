@@ -4,6 +4,12 @@
 A hook on a parameter runs inside the pass, in the thread that called it or in a device's thread. In
 the first steps every parameter has the hook. After a measured step only two kinds of parameters
 keep it: those whose gradient arrived first in a pass, and those without a gradient so far.
+
+# Note [Gradients that are returned]
+`torch.autograd.grad` returns the gradients of parameters instead of accumulating them, and their
+hooks do not fire. Such a pass is seen in measured steps by the gradient of a root's output, and the
+frame of the call names the parameters. It trains them if no optimizer holds them; else it is part
+of a step: a penalty, or an inner step of meta-learning.
 """
 
 from __future__ import annotations
@@ -23,7 +29,14 @@ from kedge.sites.site import Site
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
 from kedge.torch_internals.own_work import OwnWork, is_watched
-from kedge.watch.models.backward_start import BackwardStart, LossCheck, SkippedLosses, began
+from kedge.watch.models.backward_start import (
+    BackwardStart,
+    LossCheck,
+    SkippedLosses,
+    began,
+    taken_for,
+)
+from kedge.watch.models.optimizers import living, params_of
 from kedge.watch.models.parameters import ParameterSites, WatchedParameters
 from kedge.watch.step import Step, StepKind
 
@@ -222,6 +235,18 @@ class BackwardPasses:
         self.handler.backward_began(began())
         return True
 
+    def taken(self, places: Iterable[ParameterSites], task: int) -> None:
+        """Called when a pass that returns the gradients of parameters has reached a root's output."""
+        for place in places:
+            self._note(place)
+            place.task = task
+            place.times += 1
+        self.reached(task)
+
+    def has_seen(self, task: int) -> bool:
+        """Whether a pass has reached a watched value before."""
+        return task in self._tasks
+
     def interrupt(self, place: ParameterSites) -> None:
         """Make the skipped step a guarded one: a gradient is not finite in the active pass."""
         self.handler.skipped_is_bad()
@@ -248,6 +273,39 @@ class Reached:
             self.passes.reached(graph_task())
 
         return reached
+
+
+class Taken:
+    """The action that reports a backward pass that returns gradients; see Note [Gradients that are returned]."""
+
+    observes = True
+    recomputes = False
+
+    def __init__(self, passes: BackwardPasses) -> None:
+        self.passes = passes
+        self._is_held: dict[int, bool] = {}
+
+    def bind(self, site: Site) -> Act:
+        """Return a function that is called with each gradient."""
+
+        def reached(value: Tensor, event: Event) -> None:
+            task = graph_task()
+            if task == -1 or self.passes.has_seen(task):
+                return
+            places = list(self.passes.places.among(taken_for()))
+            if places and not any(map(self._held, places)):
+                self.passes.taken(places, task)
+
+        return reached
+
+    def _held(self, place: ParameterSites) -> bool:
+        """Whether an optimizer holds a parameter, even if it has not stepped yet."""
+        if place.held is not None:
+            return True
+        if place.id not in self._is_held:
+            held = {id(param) for optimizer in living() for param in params_of(optimizer)}
+            self._is_held = {each.id: each.id in held for each in self.passes.places}
+        return self._is_held.get(place.id, False)
 
 
 untraced(BackwardPasses.arrived)

@@ -27,7 +27,7 @@ from kedge.sites.leaves import own_part
 from kedge.sites.select import runs
 from kedge.torch_internals.module_tables import modules_in, parameters_in
 from kedge.torch_internals.source_lines import module_tree
-from kedge.watch.models.backwards import BackwardHandler, BackwardPasses, Reached
+from kedge.watch.models.backwards import BackwardHandler, BackwardPasses, Reached, Taken
 from kedge.watch.models.naming import names_in_frames, prefix_of
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
@@ -140,8 +140,11 @@ class Models:
         for kind in ("out", "in", "out.grad"):
             chosen = {n: m for n, m in running.items() if wanted.wants(root.label(n), m, (kind,))}
             self.session.hook_each(module, chosen, kind, self.meter)
-        if any(own_part(param) is not param for param in parameters_in(module).values()):
+        params = parameters_in(module).values()
+        if any(own_part(param) is not param for param in params):
             self.session.hook_each(module, {"": module}, "out.grad", Reached(self.passes))
+        elif params:
+            self.session.hook_each(module, {"": module}, "out.grad", Taken(self.passes))
         self._place_parameters(module, root)
 
     def _place_parameters(self, module: nn.Module, root: RootModule) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.marks import sampled
+
 pytest.importorskip("transformers")
 import kedge
 from kedge.hooks.placing.stand_in import around_of
@@ -44,7 +46,7 @@ def settled(account: OffloadAccount) -> None:
     assert total.freed.number == total.sum("moved").number + total.sum("rebuilt").number
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", sampled(MODES, {"rebuild", "disk"}))
 @architectures
 def test_offloading_changes_no_bit_of_a_training(architecture: Architecture, mode: str) -> None:
     """Outputs, loss, gradients, generators and weights of two steps are those of a model that keeps all in memory."""
@@ -84,7 +86,7 @@ def test_what_leaves_memory_comes_back_with_its_bits(
     settled(account)
 
 
-@pytest.mark.parametrize("limit", PLANS)
+@pytest.mark.parametrize("limit", sampled(PLANS, {"memory", "time"}))
 @architectures
 def test_a_plan_changes_no_bit_of_a_training(architecture: Architecture, limit: str) -> None:
     """Four steps within a limit: from the third on a plan holds, and all that comes of them keeps its bits."""

@@ -17,6 +17,7 @@ import pytest
 
 from kedge.cli.main import main
 from kedge.store.recording import Recording
+from tests.marks import full
 
 pytestmark = pytest.mark.timing
 
@@ -110,8 +111,8 @@ def test_quiet_says_nothing(kedge: Kedge, script: Script, tmp_path: Path) -> Non
     ("ending", "status", "error"),
     [
         ("raise ValueError('no data')", 1, "ValueError: no data"),
-        ("sys.exit(3)", 3, None),
-        ("sys.exit('no data')", 1, None),
+        full("sys.exit(3)", 3, None),
+        full("sys.exit('no data')", 1, None),
         ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
     ],
 )

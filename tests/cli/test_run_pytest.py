@@ -119,7 +119,7 @@ CASES = {
 
 
 #: The others are run by `make test-all`.
-ALWAYS = {"sound", "sound, in one process of xdist", "failing", "nothing chosen"}
+ALWAYS = {"sound", "failing"}
 
 
 @pytest.mark.parametrize("case", sampled(CASES, ALWAYS))

@@ -11,6 +11,7 @@ import pytest
 
 from kedge.store.recording import Recording
 from tests import forked
+from tests.marks import sampled
 
 pytestmark = pytest.mark.timing
 
@@ -36,7 +37,11 @@ def test_the_page_has_a_program_for_each_host():
     assert set(HOSTS) <= set(PROGRAMS)
 
 
-@pytest.mark.parametrize("host", HOSTS)
+#: The others are run by `make test-all`.
+ALWAYS = {"Lightning", "The Trainer of transformers", "Accelerate", "pytest"}
+
+
+@pytest.mark.parametrize("host", sampled(HOSTS, ALWAYS))
 def test_the_program_of_a_host_runs(host, tmp_path):
     """Whoever types what the page shows gets a recording that ended well, and with pytest tests that pass."""
     package, place = HOSTS[host]

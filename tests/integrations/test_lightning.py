@@ -211,6 +211,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_the_ranks_of_a_trainer_make_one_recording(tmp_path):
     """Processes that the trainer starts, and that its launcher gives no rank, record into one folder together."""
     (tmp_path / "train.py").write_text(RANKS)

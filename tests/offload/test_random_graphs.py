@@ -17,6 +17,7 @@ from kedge.offload import codecs
 from kedge.offload.codecs.layout import flatten, restore
 from kedge.offload.rebuild import find
 from kedge.offload.stores.unnamed_file import memory_of
+from tests.marks import full, sampled
 from tests.offload.engines import Shelf, engaged
 
 SHAPE = (2, 4, 3, 4)
@@ -118,7 +119,7 @@ def granted(program, twice):
     return None
 
 
-@pytest.mark.parametrize("mode", ["moved", "rebuilt", "both"])
+@pytest.mark.parametrize("mode", [full("moved"), full("rebuilt"), "both"])
 @settings(max_examples=120, deadline=None, derandomize=True, database=None)
 @given(program=steps, twice=st.booleans())
 def test_gradients_of_random_graphs_are_equal(mode, program, twice):
@@ -169,9 +170,11 @@ PUBLIC = {
     "codec": {"to": kedge.Rebuild(), "codec": "squeezed"},
     "codec on disk": {"to": kedge.Disk(), "codec": "squeezed"},
 }
+#: The others are run by `make test-all`.
+ALWAYS = {"disk", "uncached", "codec on disk"}
 
 
-@pytest.mark.parametrize("mode", PUBLIC)
+@pytest.mark.parametrize("mode", sampled(PUBLIC, ALWAYS))
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(program=steps, twice=st.booleans())
 def test_gradients_of_random_graphs_are_equal_with_each_destination(mode, program, twice):

@@ -28,7 +28,7 @@ def printed(*command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("between", [full(""), TRAINS, TRAINS + "import rich.style"])
+@pytest.mark.parametrize("between", [full(""), full(TRAINS), TRAINS + "import rich.style"])
 def test_a_program_that_seeds_before_it_imports_torch_draws_the_same_numbers(
     tmp_path: Path, between: str
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from kedge.repro.rerun import operations_of, rerun
 from tests import forked
+from tests.marks import full
 
 pytestmark = pytest.mark.timing
 
@@ -232,7 +233,7 @@ for step in range(400):
 """
 
 
-@pytest.mark.parametrize("budget", ["3%", "0.1%"])
+@pytest.mark.parametrize("budget", [full("3%"), "0.1%"])
 def test_a_dump_bears_the_true_step_also_in_a_step_that_was_not_measured(
     budget: str, tmp_path: Path, monkeypatch
 ) -> None:

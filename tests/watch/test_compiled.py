@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from kedge.torch_internals import dynamo
 from kedge.watch.step import StepKind
 from kedge.watch.watcher import Watcher
+from tests.marks import full
 from tests.watch.watched import (
     GUARDED,
     MEASURED,
@@ -119,7 +120,7 @@ def test_a_model_compiled_after_some_steps_is_not_compiled_again_and_again(
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", [full("eager"), "aot_eager"])
 def test_a_compiled_model_is_watched_as_it_is_uncompiled(compiled: Any, backend: str) -> None:
     """Same sites, same figures, same parameters afterwards."""
 
@@ -416,7 +417,9 @@ def refusing(
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
 @pytest.mark.parametrize("in_place", [False, True], ids=["torch.compile", "module.compile"])
-@pytest.mark.parametrize("each", [False, True], ids=["to the end", "each forward"])
+@pytest.mark.parametrize(
+    "each", [full(False, id="to the end"), pytest.param(True, id="each forward")]
+)
 @pytest.mark.parametrize("stance", REFUSING)
 def test_hooks_return_to_code_where_a_stance_allows_no_other(
     stance: str,

@@ -16,6 +16,7 @@ from kedge.actions.measure.values import StepValues
 from kedge.testing import assert_same_bits
 from kedge.watch.models import models as watched_models
 from kedge.watch.watcher import Watcher
+from tests.marks import full
 from tests.threaded import in_threads
 from tests.watch.watched import Conv, Memory, descend, images, net, watch, watched
 
@@ -97,7 +98,7 @@ def training(make: Any, batch: Any, optimizer: Any) -> Any:
     ]
 
 
-@pytest.mark.parametrize("every", [1, 3, 100])
+@pytest.mark.parametrize("every", [full(1), 3, full(100)])
 @pytest.mark.parametrize("name", ["cnn", "gpt"])
 def test_a_watched_training_has_the_bits_of_an_unwatched_one(name: str, every: int) -> None:
     """Losses, parameters, buffers, gradients and random numbers, after 20 steps with dropout and BatchNorm."""

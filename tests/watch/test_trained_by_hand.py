@@ -130,7 +130,7 @@ def test_training_in_evaluation_mode_is_named() -> None:
     assert codes(watch(lambda: train(model().eval()), every=1)) == {"EVAL-MODE"}
 
 
-@pytest.mark.parametrize("accumulates", [1, 4])
+@pytest.mark.parametrize("accumulates", [1, 2])
 @pytest.mark.parametrize("clips", [False, True])
 def test_gradients_that_are_not_cleared_are_named(accumulates: int, clips: bool) -> None:
     """Also where they are clipped after each pass, and where several passes lead to an update."""

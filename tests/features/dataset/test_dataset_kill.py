@@ -17,6 +17,7 @@ from kedge.features.dataset.folder.writing import StoredReducers
 from kedge.features.reduce import Mean, TopK
 from tests import forked
 from tests.features.dataset.imagesets import Images, batches_of, features, in_memory, written
+from tests.marks import full
 
 pytestmark = pytest.mark.timing
 
@@ -82,11 +83,11 @@ print(json.dumps([kills, folders]))
     ("workers", "reduces", "form", "most"),
     [
         pytest.param(0, False, "safetensors", KILLS, id="tensors"),
-        pytest.param(2, False, "safetensors", KILLS, id="tensors-2"),
-        pytest.param(0, True, "safetensors", KILLS, id="reducers"),
+        full(2, False, "safetensors", KILLS, id="tensors-2"),
+        full(0, True, "safetensors", KILLS, id="reducers"),
         pytest.param(2, True, "safetensors", KILLS, id="reducers-2"),
         pytest.param(0, True, "zarr", 3, id="zarr"),
-        pytest.param(0, True, "parquet", 3, id="parquet"),
+        full(0, True, "parquet", 3, id="parquet"),
     ],
 )
 @pytest.mark.usefixtures("no_threads_of_zarr")

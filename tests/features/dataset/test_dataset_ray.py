@@ -120,6 +120,7 @@ def test_values_are_those_of_a_loop_in_memory(tmp_path, cluster):
     assert list(found.fields["name"]) == [f"name {number}" for number in range(48)]
 
 
+@pytest.mark.full
 def test_a_column_of_labels_is_no_argument(tmp_path, cluster):
     """Of the rows' columns the model gets neither the keys nor the labels, as without labels; an index names no column."""
     labelled = images(8).map(lambda row: {**row, "label": f"class {row['id']}"})
@@ -133,6 +134,7 @@ def test_a_column_of_labels_is_no_argument(tmp_path, cluster):
         features().dataset(labelled, tmp_path / "b", keys="id", labels=True, cluster=ONE)
 
 
+@pytest.mark.full
 def test_a_reducer_for_no_value_is_refused(tmp_path, cluster):
     """A name that only a batch can tell to be none is an error that says the names, and nothing is written."""
     with pytest.raises(
@@ -144,6 +146,7 @@ def test_a_reducer_for_no_value_is_refused(tmp_path, cluster):
     assert list((tmp_path / "out").glob("shard-*")) == []
 
 
+@pytest.mark.full
 def test_hooks_stay_between_the_batches_of_a_call(tmp_path, cluster):
     """A worker puts its hooks up once for all batches that it is given together, as the loop in one process does."""
     taken = features()
@@ -228,6 +231,7 @@ class Killing(Mean):
         super().update(values, keys)
 
 
+@pytest.mark.full
 def test_a_task_that_dies_while_it_writes_doubles_no_sample(tmp_path, cluster):
     """What a dead task has written of its rows is left out when Ray begins it again."""
     work = Cluster(workers=1, batch_size=8, rows=24)
@@ -249,6 +253,7 @@ def test_no_rows_are_no_features(tmp_path, cluster):
     assert (found.samples, len(found), found.bad) == ((), 0, {})
 
 
+@pytest.mark.full
 def test_samples_that_kill_every_worker_end_the_run(tmp_path, cluster):
     """After as many deaths as are allowed an error says at which samples the workers were."""
     (tmp_path / "deaths").mkdir()
@@ -281,6 +286,7 @@ def test_a_bad_row_is_named_and_can_be_left_out(tmp_path, cluster):
         features().dataset(images(), tmp_path / "out", keys="other", cluster=ONE)
 
 
+@pytest.mark.full
 def test_a_data_set_that_cannot_be_read_is_an_error(tmp_path, cluster):
     """An error that Ray wraps is raised as it was."""
 
@@ -295,6 +301,7 @@ def test_a_data_set_that_cannot_be_read_is_an_error(tmp_path, cluster):
         features().dataset(images().map(reads), tmp_path / "out", keys="id", cluster=ONE)
 
 
+@pytest.mark.full
 def test_columns_are_keyword_arguments(tmp_path, cluster):
     """Columns are the model's arguments by name, without the one that tells rows apart, which may hold text."""
     torch.manual_seed(7)
@@ -319,6 +326,7 @@ def halved(values):
     return values / 2
 
 
+@pytest.mark.full
 def test_a_key_stands_for_one_row(tmp_path, cluster):
     """A column that does not tell rows apart is refused, whether a worker is given both rows at once or not."""
     twice = images(16, half=lambda i: i // 2, turn=lambda i: i % 8)
@@ -352,6 +360,7 @@ features().dataset(images(), sys.argv[2], keys="id", batch=slow, cluster=Cluster
 """
 
 
+@pytest.mark.full
 def test_a_run_that_is_killed_goes_on(tmp_path, cluster):
     """After kill -9 of the program its workers end, and the next run takes what is missing, and nothing twice."""
     command = [
@@ -378,6 +387,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path, cluster):
     assert_equal(found, local())
 
 
+@pytest.mark.full
 def test_what_workers_cannot_open_is_named(tmp_path, cluster, monkeypatch):
     """A transform that only this process can import, or that cannot be sent, is an error that says so."""
     (tmp_path / "only_here.py").write_text("def halved(values):\n    return values / 2\n")

@@ -18,6 +18,7 @@ from kedge.rules.evidence import Evidence, said, said_share, unsaid
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
 from tests.compare.stories import from_step, story
+from tests.marks import full
 from tests.report.page.runs import Run
 from tests.report.page.test_blocks import found, tower
 
@@ -101,7 +102,7 @@ def test_axe_finds_nothing_on_the_page_of_a_comparison(axe: Any, tmp_path: Any, 
     assert violations(axe, page) == []
 
 
-@pytest.mark.parametrize("width", [360, 3840])
+@pytest.mark.parametrize("width", [360, full(3840)])
 def test_the_pages_fit_a_phone_and_a_wall(
     width: int, broken: Recording, saved: Callable[..., str], tab: Any, tmp_path: Any
 ) -> None:

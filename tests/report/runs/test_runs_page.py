@@ -14,6 +14,7 @@ from kedge.report.page.render import asset, stylesheet
 from kedge.report.runs.page import STYLE, condense_runs
 from kedge.report.runs.summary import smoothed
 from kedge.report.runs.table import RunTable
+from tests.marks import full
 from tests.report.page.test_accessible import FITS, axe, violations
 from tests.report.runs.conftest import Written, table_of
 
@@ -135,7 +136,7 @@ def test_alike_blocks_share_a_line(written: Written, saved: Saved, tab: Any) -> 
     assert "h.3.attn:out" in page.inner_text("#site-title")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", full("dark")])
 def test_axe_finds_nothing(theme: str, three: RunTable, saved: Saved, axe: Any, tab: Any) -> None:
     """Labels, headings, contrast and keyboard, with a run in front, a sorted table, and the help."""
     page = tab.open(saved(three, "slow.html"))

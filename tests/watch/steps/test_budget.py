@@ -9,6 +9,7 @@ import pytest
 from kedge.watch.step import StepKind
 from kedge.watch.steps.budget import ALLOWANCE, Budget
 from kedge.watch.steps.spacing import FIRST_STEPS
+from tests.marks import full
 
 
 class Run:
@@ -94,7 +95,7 @@ def test_watching_takes_its_share_or_the_allowance(share: float, step: float) ->
         assert run.spent >= 0.1 * min(max(share * run.now, 0.5), 20_000 * costs[StepKind.GUARDED])
 
 
-@pytest.mark.parametrize("per_step", [0.0, 1e-5, 1e-4])
+@pytest.mark.parametrize("per_step", [0.0, full(1e-5), 1e-4])
 def test_counting_steps_comes_first_and_leaves_a_third_for_measuring(per_step: float) -> None:
     """It takes its time in every step; if that is more than is allowed, measuring goes on all the same."""
     run = Run(Budget(10, 0.03), 1e-3, CHEAP, per_step).go(200_000)

@@ -49,6 +49,7 @@ from kedge.rules.training.loss_below_zero import LossBelowZero
 from kedge.rules.training.no_learning import NoLearning
 from kedge.rules.training.same_batch import SameBatch
 from kedge.rules.training.spike import Spike
+from kedge.rules.training.squashed_logits import SquashedLogits
 from kedge.rules.training.train_mode import TrainMode
 from kedge.rules.training.workers_alike import WorkersAlike
 from kedge.store.recording import Recording
@@ -73,6 +74,7 @@ ALL: tuple[Rule, ...] = (
     Saturated(),
     HeavyDropout(),
     DoubleSoftmax(),
+    SquashedLogits(),
     LossBelowZero(),
     EvalMode(),
     TrainMode(),

@@ -9,44 +9,14 @@ from itertools import pairwise
 from kedge.frames import SourceLine
 from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import line_of
+from kedge.rules.recorded.loss_graph import computing, operations
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.roots import root_path
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule, Severity
-from kedge.sites.operation_names import recorded_names
 from kedge.store.events import LossGraphEvent
 from kedge.store.recording import Recording, SiteInfo
 
-#: Operations that return their input's values in another shape, layout or dtype.
-_RESHAPES = frozenset(
-    (
-        *(
-            "view",
-            "unsafe_view",
-            "reshape",
-            "reshape_alias",
-            "transpose",
-            "t",
-            "permute",
-            "squeeze",
-            "unsqueeze",
-            "expand",
-        ),
-        *(
-            "slice",
-            "select",
-            "split",
-            "unbind",
-            "clone",
-            "alias",
-            "to_copy",
-            "contiguous",
-            "index",
-            "as_strided",
-        ),
-        *("movedim", "flatten", "unflatten"),
-    )
-)
 _LINEAR = frozenset(
     ("addmm", "mm", "bmm", "baddbmm", "linear", "convolution", "mkldnn_convolution", "mv", "addmv")
 )
@@ -116,7 +86,7 @@ class DoubleSoftmax(Rule):
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every line that calls backward."""
         for event in events_of(recording, LossGraphEvent):
-            chain = recorded_names(event.nodes)
+            chain = operations(event)
             severity, says, remedy = _judged(chain)
             if severity is None and event.dim == 0 and (event.picked or 0) > 0:
                 severity, says, remedy = "warning", _PICKED.format(event.picked), _OVER_CLASSES
@@ -180,7 +150,7 @@ _OVER_CLASSES = "Use dim=1, or dim=-1, for softmax and log_softmax of samples by
 
 def _is_over_batch(recording: Recording, event: LossGraphEvent, chain: Sequence[str]) -> bool:
     """Whether nll_loss is of a log_softmax over the first dimension of samples by classes."""
-    kept = [name for name in chain if name not in _RESHAPES and name != "mean"]
+    kept = [name for name in computing(chain) if name != "mean"]
     is_of_softmax = [name.removesuffix("_nd") for name in kept[:2]] == ["nll_loss", "log_softmax"]
     trained = [i for i, root in enumerate(recording.roots) if root.trained and root.parameters]
     if event.dim != 0 or not is_of_softmax or len(trained) != 1:
@@ -192,7 +162,7 @@ def _is_over_batch(recording: Recording, event: LossGraphEvent, chain: Sequence[
 
 def _judged(chain: Sequence[str]) -> tuple[Severity | None, str, str]:
     """Return the severity of a chain of operations, its description, and the remedy."""
-    kept = [name for name in chain if name not in _RESHAPES]
+    kept = computing(chain)
     for at, (name, before) in enumerate(pairwise(kept)):
         further = ""
         if at + 2 < len(kept):

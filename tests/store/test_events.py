@@ -40,6 +40,7 @@ from kedge.store.events import (
     RunEvent,
     SavedEvent,
     SharedParametersEvent,
+    SoftmaxRead,
     UnknownEvent,
     UnseenDetail,
     UnseenEvent,
@@ -61,7 +62,14 @@ EVENTS = [
     GradientsUsedEvent(optimizer=0, steps=9, arrived=2.0, used=1.0, share=0.5, least=1, most=1),
     GradsKeptEvent(step=2, optimizer=1, checked=8, kept=8),
     LedgerEvent(sampled=3, sites=(LedgerLine(site="a:out", fired=0, ungraded="no_grad"),)),
-    LossGraphEvent(step=0, site="loss", nodes=("NllLossBackward0",), dim=1),
+    LossGraphEvent(
+        step=0,
+        site="loss",
+        nodes=("NllLossBackward0",),
+        softmaxes=(
+            SoftmaxRead(by="nll_loss", softmax="softmax", dim=0, classes=(1,), shape=(8, 3)),
+        ),
+    ),
     LossOperationEvent(step=4, loss="loss", node="AddBackward0", source=LINE),
     ModesEvent(step=0, root=0, training=True, eval=("norm",), rank=2),
     NonfiniteAtEndEvent(

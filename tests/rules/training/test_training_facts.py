@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -703,35 +704,74 @@ def test_a_loss_that_falls_below_zero_ever_faster_is_asked_for_its_sign(
     assert all(each.message.endswith("Is its sign right?") for each in said)
 
 
-@pytest.mark.parametrize(
-    ("dim", "shape", "number"), [(0, [32, 5], 1), (1, [32, 5], 0), (0, [5], 0)]
-)
-def test_a_softmax_over_the_batch_is_named(dim: int, shape: list[int], number: int) -> None:
-    """Where the model returns samples by classes; a single sample has its classes in dimension 0."""
+def of_reads(*reads: tuple[str, str, int, Sequence[int], Sequence[int]]) -> list[str]:
+    """Judge what is read of softmaxes behind a loss of a model that takes 32 samples."""
+    names = ("by", "softmax", "dim", "classes", "shape")
+    event = {
+        "kind": "loss-graph",
+        "step": 0,
+        "site": "loss",
+        "softmaxes": [dict(zip(names, read, strict=True)) for read in reads],
+    }
     course = Course(range(3))
     course.roots = [{"name": "Net", "parameters": 64, "trained": True, "optimizers": [0]}]
-    course.sites.append({"site": ":out", "shape": shape})
-    nodes = ["NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0"]
-    course.events = [{"kind": "loss-graph", "step": 0, "site": "loss", "nodes": nodes, "dim": dim}]
-    said = list(DoubleSoftmax().check(course.recording()))
-
-    assert ["over dimension 0, the batch" in each.message for each in said] == [True] * number
+    course.sites.append({"site": ":in", "shape": [32, 5]})
+    course.events = [event]
+    return [each.message for each in DoubleSoftmax().check(course.recording())]
 
 
-@pytest.mark.parametrize(("dim", "picked", "number"), [(0, 1, 1), (1, 1, 0), (0, 0, 0), (0, -1, 0)])
-def test_a_choice_along_another_dimension_than_the_softmax_is_named(
-    dim: int, picked: int, number: int
-) -> None:
-    """As of a policy's actions; the last dimension may be the only one."""
-    course = Course(range(3))
-    nodes = ["MeanBackward0", "LogBackward0", "GatherBackward0", "SoftmaxBackward0"]
-    event = {"kind": "loss-graph", "step": 0, "site": "loss", "nodes": nodes}
-    course.events = [{**event, "dim": dim, "picked": picked}]
-    said = list(DoubleSoftmax().check(course.recording()))
+@pytest.mark.parametrize(
+    ("read", "says"),
+    [
+        (("nll_loss", "log_softmax", 0, [1], [32, 5]), "log_softmax over dimension 0, the batch"),
+        (("nll_loss", "softmax", 0, [1], [32, 5]), "applies softmax over dimension 0, the batch"),
+        (
+            ("nll_loss", "log_softmax", 2, [1], [8, 5, 9]),
+            "dimension 2 of (8, 5, 9), but nll_loss takes the classes from dimension 1",
+        ),
+        (
+            ("ctc_loss", "log_softmax", 1, [2], [26, 32, 11]),
+            "dimension 1 of (26, 32, 11), but ctc_loss takes the classes from dimension 2",
+        ),
+        (
+            ("gather", "softmax", 0, [1], [32, 5]),
+            "along dimension 1 of a softmax over dimension 0",
+        ),
+        (("softmax", "softmax", 1, [1], [8, 5]), "applies softmax to the output of softmax"),
+        (("softmax", "softmax", 1, [0], [32, 5]), "over dimension 0, the batch, to the output"),
+    ],
+)
+def test_a_softmax_over_other_dimensions_than_the_classes_is_named(read: Any, says: str) -> None:
+    """What reads the result tells where it has the classes."""
+    (message,) = of_reads(read)
 
-    assert ["along dimension 1 of a softmax over dimension 0" in each.message for each in said] == [
-        True
-    ] * number
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        [("nll_loss", "log_softmax", 1, [1], [32, 5])],
+        [("nll_loss", "log_softmax", 0, [0, 1], [32, 5])],
+        [("nll_loss", "log_softmax", 0, [1], [1, 5])],
+        [("nll_loss", "log_softmax", 0, [0], [5])],
+        [("ctc_loss", "log_softmax", 2, [2], [26, 32, 11])],
+        [("gather", "softmax", 1, [1], [32, 5])],
+        [("gather", "softmax", 1, [0], [32, 5])],
+        [("gather", "log_softmax", 2, [1], [32, 9, 5])],
+        [("softmax", "softmax", 1, [0], [8, 5])],
+        [("softmax", "softmax", 2, [1], [32, 5, 5])],
+        [("softmax", "log_softmax", 1, [0], [32, 5])],
+        [("log_softmax", "log_softmax", 1, [0], [32, 5])],
+        [
+            ("nll_loss", "log_softmax", 0, [1], [32, 32]),
+            ("log_softmax", "log_softmax", 1, [0], [32, 32]),
+        ],
+    ],
+)
+def test_a_softmax_that_may_be_over_the_classes_is_no_finding(reads: Any) -> None:
+    """Nor is a choice of time steps from one, nor rows and columns that take turns."""
+    assert of_reads(*reads) == []
 
 
 @golden("LOSS-BELOW-ZERO", lacks=(0, 1))

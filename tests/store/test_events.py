@@ -15,6 +15,8 @@ from kedge.store.events import (
     BadOperation,
     BadTensor,
     BatchSizesEvent,
+    DropoutCalled,
+    DropoutsEvent,
     DumpEvent,
     EndEvent,
     EvaluatedOutputsEvent,
@@ -53,6 +55,7 @@ from kedge.store.saved_account import BytesOverStep, LineSums, Sums, TotalSums
 LINE = SourceLine("train.py", 7, "fit", "loss.backward()")
 EVENTS = [
     BatchSizesEvent(step=1, root=0, input="ids", batch=50, others=("pixels",)),
+    DropoutsEvent(step=0, site="loss", dropouts=(DropoutCalled(kept=0.03, source=LINE),)),
     DumpEvent(step=3, site="act:out", folder="dump-3", module="act", value="nan", reached=False),
     EvaluatedOutputsEvent(
         step=2, root=0, sizes=(OutputSize(step=2, site=":out", rms=0.5),), estimates=("bn",)

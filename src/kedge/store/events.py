@@ -524,6 +524,32 @@ class SoftmaxRead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DropoutCalled:
+    """A dropout, of a module or of a function that a forward calls.
+
+    Attributes:
+        kept: The share of elements that it keeps.
+        source: The program's line; None if it is not known.
+    """
+
+    kept: float
+    source: SourceLine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropoutsEvent(RunEvent):
+    """The dropouts behind a loss of which layers take the results, as far as they are known.
+
+    It comes again with their lines once these are known.
+    """
+
+    kind = "dropouts"
+    step: int
+    site: str
+    dropouts: tuple[DropoutCalled, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossGraphEvent(RunEvent):
     """The autograd nodes behind a loss, along the first input of each that needs a gradient.
 

@@ -16,6 +16,7 @@ from kedge.json_input.classes import as_json
 from kedge.sites.site import Site
 from kedge.store.events import (
     BadBackwardEvent,
+    DropoutsEvent,
     LossGraphEvent,
     LossOperationEvent,
     ProducerEvent,
@@ -25,6 +26,7 @@ from kedge.torch_internals import modes
 from kedge.torch_internals.source_lines import source_of
 from kedge.watch.models.backward_start import BackwardStart, ascends, operation_of, programs_line
 from kedge.watch.records.curves import Arrived, Curves, number_of
+from kedge.watch.records.dropouts_called import dropouts_called
 from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.loss_scaling import LossScaling, unscaled
 from kedge.watch.records.operation_lines import ProducerLines
@@ -87,6 +89,11 @@ class Losses:
         self.scale = None
         if scale is not None and measured:
             self.scale = scale.detach().clone()  # the scaler changes it in place
+        has_learned = measured and self.lines.learn(began.tensors)
+        if has_learned or path not in self.described:
+            dropouts = dropouts_called(began.tensors, self.lines)
+            if dropouts:
+                notes.append(DropoutsEvent(step=step, site=path, dropouts=dropouts))
         if path not in self.described:
             _, operation = operation_of(first)
             self.described[path] = {"operation": operation, "source": as_json(_source(began))}
@@ -115,7 +122,6 @@ class Losses:
             bad |= self.curves.add_value(step, seat.id, number, measured=measured)
         self.bad |= bad
 
-        has_learned = measured and self.lines.learn(began.tensors)
         if not first.is_cpu and (has_learned or changed or path not in self._able):
             able = self._able.setdefault(path, [])
             able.append((step, find_able(began.tensors, self.lines)))

@@ -32,6 +32,7 @@ from kedge.store.events import (
     ModesEvent,
     NonfiniteAtEndEvent,
     NotOptimizedEvent,
+    NoWayBackEvent,
     OperationsEvent,
     OptimizersEvent,
     OutputSize,
@@ -78,6 +79,7 @@ EVENTS = [
     NonfiniteAtEndEvent(
         step=9, count=1, tensors=(BadTensor(path="fc.weight", of="param", nan=1, inf=0),)
     ),
+    NoWayBackEvent(step=0, site="quantiser:out[1]", through=("quantiser:out",)),
     NotOptimizedEvent(root=0, training=True, unheld=("fc.weight",), unheld_elements=0),
     OperationsEvent(
         folder="dump-3", operations=(BadOperation(site="act/log:out", name="log", value="nan"),)

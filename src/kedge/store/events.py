@@ -524,6 +524,22 @@ class SoftmaxRead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoWayBackEvent(RunEvent):
+    """A module's output that a loss uses, and from which no gradient comes back to the module's input.
+
+    Attributes:
+        step: The step whose graph shows it.
+        site: The output.
+        through: The numbers that the module returned as well, and from which one does.
+    """
+
+    kind = "no-way-back"
+    step: int
+    site: str
+    through: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutCalled:
     """A dropout, of a module or of a function that a forward calls.
 

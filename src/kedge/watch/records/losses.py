@@ -19,6 +19,7 @@ from kedge.store.events import (
     DropoutsEvent,
     LossGraphEvent,
     LossOperationEvent,
+    NoWayBackEvent,
     ProducerEvent,
     RunEvent,
 )
@@ -32,6 +33,7 @@ from kedge.watch.records.loss_scaling import LossScaling, unscaled
 from kedge.watch.records.operation_lines import ProducerLines
 from kedge.watch.records.producer import find_able, find_behind_gradients, find_producer
 from kedge.watch.records.softmax_reads import softmaxes_read
+from kedge.watch.records.ways_back import without_a_way_back
 
 _MOST_LINES = 16
 """Most lines that call backward and are kept apart."""
@@ -95,6 +97,10 @@ class Losses:
             if dropouts:
                 notes.append(DropoutsEvent(step=step, site=path, dropouts=dropouts))
         if path not in self.described:
+            for output, through in without_a_way_back(
+                began.tensors, self.meter.sites.seats.values()
+            ):
+                notes.append(NoWayBackEvent(step=step, site=output, through=through))
             _, operation = operation_of(first)
             self.described[path] = {"operation": operation, "source": as_json(_source(began))}
             notes.append(

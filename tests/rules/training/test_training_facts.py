@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from kedge.rules.evidence import Evidence
 from kedge.rules.gradients.grads_kept import GradsKept
 from kedge.rules.parameters.not_optimized import NotOptimized
+from kedge.rules.parameters.unused_param import CutPathEvidence
 from kedge.rules.rule import Finding, Rule
 from kedge.rules.training.batch_of_one import BatchOfOne
 from kedge.rules.training.double_softmax import DoubleSoftmax
-from kedge.rules.training.eval_mode import EvalMode
+from kedge.rules.training.eval_mode import EvalMode, EvalModeEvidence
 from kedge.rules.training.loss_below_zero import LossBelowZero
 from tests.rules.goldens import SAMPLES, Golden, golden, written
 from tests.rules.scenes import Course, size, steady
@@ -662,6 +664,47 @@ def golden_double_softmax(*, fires: bool) -> Golden:
     return written(course)
 
 
+def explained_by_the_mode(
+    code: str,
+    *,
+    kind: str,
+    share: float = 0.98,
+    path: str = "norm",
+    evidence: Evidence | None = None,
+) -> bool:
+    """Whether evaluation mode of a module of a kind can be the cause of another finding."""
+    course = Course(SAMPLES[:3])
+    course.roots[0]["trained"] = True
+    course.sites += [
+        {"site": "norm:out", "path": "norm", "kind": "out", "owner": "norm", "type": kind},
+        {"site": f"{path}.weight:param", "path": f"{path}.weight", "kind": "param", "owner": path},
+    ]
+    mode = EvalModeEvidence(modules=["norm"], of=1, since=1, interruptions=0, steps=50, share=share)
+    cause = Finding(EvalMode.code, "warning", ":out", 1, "", mode)
+    other = Finding(code, "warning", f"{path}.weight:param.grad", 0, "", evidence or Evidence())
+    return EvalMode().explains(course.recording(), cause, other)
+
+
+def test_norms_in_evaluation_mode_explain_the_scale_at_the_start() -> None:
+    """Dropout in it does not change the scale."""
+    assert explained_by_the_mode("INIT-SCALE", kind="BatchNorm2d")
+    assert not explained_by_the_mode("INIT-SCALE", kind="Dropout")
+
+
+@pytest.mark.parametrize(
+    ("path", "share", "explained"),
+    [("norm", 0.98, True), ("fc", 0.98, False), ("norm", 0.5, False)],
+)
+def test_only_a_module_that_is_always_in_evaluation_mode_explains_its_unused_parameters(
+    path: str, share: float, explained: bool
+) -> None:
+    """What got no gradient in training mode either is not used at all."""
+    cut = CutPathEvidence(sites=[f"{path}.weight:param.grad"], cause="", last=path, next=None)
+    found = explained_by_the_mode("UNUSED-PARAM", kind="Gate", share=share, path=path, evidence=cut)
+
+    assert found is explained
+
+
 @golden("EVAL-MODE", lacks=(0, 1))
 def golden_eval_mode(*, fires: bool) -> Golden:
     """Train the whole model in evaluation mode, or its frozen statistics alone."""
@@ -755,6 +798,8 @@ def test_a_softmax_over_other_dimensions_than_the_classes_is_named(read: Any, sa
         [("nll_loss", "log_softmax", 0, [0, 1], [32, 5])],
         [("nll_loss", "log_softmax", 0, [1], [1, 5])],
         [("nll_loss", "log_softmax", 0, [0], [5])],
+        [("nll_loss", "log_softmax", 0, [1], [32, 32])],
+        [("gather", "softmax", 0, [1], [5, 5])],
         [("ctc_loss", "log_softmax", 2, [2], [26, 32, 11])],
         [("gather", "softmax", 1, [1], [32, 5])],
         [("gather", "softmax", 1, [0], [32, 5])],
@@ -764,13 +809,13 @@ def test_a_softmax_over_other_dimensions_than_the_classes_is_named(read: Any, sa
         [("softmax", "log_softmax", 1, [0], [32, 5])],
         [("log_softmax", "log_softmax", 1, [0], [32, 5])],
         [
-            ("nll_loss", "log_softmax", 0, [1], [32, 32]),
-            ("log_softmax", "log_softmax", 1, [0], [32, 32]),
+            ("nll_loss", "log_softmax", 0, [1], [32, 8]),
+            ("log_softmax", "log_softmax", 1, [0], [32, 8]),
         ],
     ],
 )
 def test_a_softmax_that_may_be_over_the_classes_is_no_finding(reads: Any) -> None:
-    """Nor is a choice of time steps from one, nor rows and columns that take turns."""
+    """Nor is a choice of time steps from one, nor rows and columns that take turns, nor pairs of samples."""
     assert of_reads(*reads) == []
 
 

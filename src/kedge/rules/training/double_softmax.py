@@ -82,7 +82,8 @@ class DoubleSoftmax(Rule):
         matrix of which gather picks values along the other one, as of a policy's actions; and a
         softmax of what softmax returned, over the same dimension or over that of the samples.
         Dimensions are followed through views, permutations, elementwise operations, what picks or
-        stacks samples, and buffers into which results are written.
+        stacks samples, and buffers into which results are written. A square matrix may be of pairs
+        of samples, whose diagonal is read.
 
     Window:
         The first measured step of each line that calls backward.
@@ -199,6 +200,8 @@ def _misread(recording: Recording, reads: Sequence[SoftmaxRead]) -> tuple[str, s
                 return says, _SECOND
         elif not is_over_others or _takes_turns(read, reads):
             continue
+        elif is_matrix and read.shape[0] == read.shape[1]:
+            continue  # pairs of samples, of which the diagonal is read: both dimensions are right
         elif read.by == "gather":
             if is_matrix and read.dim == 0:
                 return _PICKED.format(1), _OVER_CLASSES

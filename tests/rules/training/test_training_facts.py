@@ -773,6 +773,10 @@ def of_reads(*reads: tuple[str, str, int, Sequence[int], Sequence[int]]) -> list
             "dimension 2 of (8, 5, 9), but nll_loss takes the classes from dimension 1",
         ),
         (
+            ("nll_loss", "log_softmax", 1, [0], [5, 32]),
+            "dimension 1 of (5, 32), but nll_loss takes the classes from dimension 0",
+        ),
+        (
             ("ctc_loss", "log_softmax", 1, [2], [26, 32, 11]),
             "dimension 1 of (26, 32, 11), but ctc_loss takes the classes from dimension 2",
         ),
@@ -800,6 +804,7 @@ def test_a_softmax_over_other_dimensions_than_the_classes_is_named(read: Any, sa
         [("nll_loss", "log_softmax", 0, [0], [5])],
         [("nll_loss", "log_softmax", 0, [1], [32, 32])],
         [("gather", "softmax", 0, [1], [5, 5])],
+        [("nll_loss", "log_softmax", 1, [2], [8, 5, 5])],
         [("ctc_loss", "log_softmax", 2, [2], [26, 32, 11])],
         [("gather", "softmax", 1, [1], [32, 5])],
         [("gather", "softmax", 1, [0], [32, 5])],

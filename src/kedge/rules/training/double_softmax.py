@@ -82,8 +82,8 @@ class DoubleSoftmax(Rule):
         matrix of which gather picks values along the other one, as of a policy's actions; and a
         softmax of what softmax returned, over the same dimension or over that of the samples.
         Dimensions are followed through views, permutations, elementwise operations, what picks or
-        stacks samples, and buffers into which results are written. A square matrix may be of pairs
-        of samples, whose diagonal is read.
+        stacks samples, and buffers into which results are written. If both dimensions have the same
+        size, they may be of pairs of samples, whose diagonal is read.
 
     Window:
         The first measured step of each line that calls backward.
@@ -191,7 +191,7 @@ def _misread(recording: Recording, reads: Sequence[SoftmaxRead]) -> tuple[str, s
     """Return what is wrong with how softmaxes are read, and the remedy; empty if nothing is."""
     for read in reads:
         is_over_others = read.dim not in read.classes and read.shape[read.dim] > 1
-        is_matrix = len(read.shape) == 2
+        is_over_rows = len(read.shape) == 2 and read.dim == 0
         if read.by == "softmax":
             if read.softmax == "softmax" and not is_over_others:
                 return "applies softmax to the output of softmax", _SECOND
@@ -200,12 +200,12 @@ def _misread(recording: Recording, reads: Sequence[SoftmaxRead]) -> tuple[str, s
                 return says, _SECOND
         elif not is_over_others or _takes_turns(read, reads):
             continue
-        elif is_matrix and read.shape[0] == read.shape[1]:
+        elif read.shape[read.dim] in (read.shape[at] for at in read.classes):
             continue  # pairs of samples, of which the diagonal is read: both dimensions are right
         elif read.by == "gather":
-            if is_matrix and read.dim == 0:
+            if is_over_rows:
                 return _PICKED.format(1), _OVER_CLASSES
-        elif is_matrix and read.by == "nll_loss":
+        elif is_over_rows and read.by == "nll_loss":
             return _OVER_BATCH.format(read.softmax), _OVER_CLASSES
         elif read.by != "log_softmax":
             last = read.classes[-1]

@@ -46,7 +46,9 @@ One cause gives one warning. A learning rate that is too large, for example, kil
 jump, and there is a rule for each of these. If a finding may follow from another one, as its rule says (`follows` in its
 file), it becomes info: its message ends with the code of its cause, and so does its evidence (`follows`).
 This applies within one model, or to models that one optimizer trains, unless the effect clearly began earlier. The cause gets the
-worst severity of its effects. A NaN is an error even if it follows from another finding. Rules that you did not choose are never causes.
+worst severity of its effects, and stands before them. A rule may look whether its finding can be the cause there (`explains`): dead
+channels, for example, make a gradient exactly zero only if the whole layer is dead and lies on its way. What follows from an effect
+follows from its cause. A NaN is an error even if it follows from another finding. Rules that you did not choose are never causes.
 
 ## What the rules cannot see
 

@@ -132,8 +132,46 @@ def test_a_nan_is_always_an_error():
         of(NAN, "error", step=50), *(of(cause.partition(":")[0]) for cause, _ in FOLLOWS)
     )
 
-    assert found[NAN].severity == "error"
-    assert not any(NAN in effects for _, effects in FOLLOWS)
+    # Logarithms of logits make a loss that falls without end.
+    assert (found[NAN].severity, found[NAN].follows) == ("error", "DOUBLE-SOFTMAX")
+    assert [cause for cause, effects in FOLLOWS if NAN in effects] == ["LOSS-BELOW-ZERO"]
+
+
+@pytest.mark.parametrize(
+    ("site", "step", "follows"),
+    [("loss", 50, "LOSS-BELOW-ZERO"), ("loss", 0, ""), ("fc:out", 50, "")],
+    ids=["later", "at once", "elsewhere"],
+)
+def test_a_nan_of_a_loss_that_falls_without_end_names_it(site: str, step: int, follows: str):
+    """It stays an error, and stands behind its cause, which becomes one."""
+    found = judged(
+        of(NAN, "error", site=site, step=step), of("LOSS-BELOW-ZERO", site="loss", step=0)
+    )
+
+    assert (found[NAN].severity, found[NAN].follows) == ("error", follows)
+    assert (found["LOSS-BELOW-ZERO"].severity == "error") is bool(follows)
+    assert next(iter(found)) == ("LOSS-BELOW-ZERO" if follows else NAN)
+
+
+def test_what_follows_from_an_effect_alone_follows_from_its_cause():
+    """Norms in evaluation mode do not hold the scale, and small outputs leave units dead."""
+    found = judged(of("EVAL-MODE", step=0), of("INIT-SCALE", step=0), of(DEAD, "error", step=30))
+
+    assert {code: each.follows for code, each in found.items()} == {
+        "EVAL-MODE": "",
+        "INIT-SCALE": "EVAL-MODE",
+        DEAD: "EVAL-MODE",
+    }
+    assert [each.severity for each in found.values()] == ["error", "info", "info"]
+
+
+@pytest.mark.parametrize("code", ["UPDATE-RATIO", "SCALE-DRIFT"])
+@pytest.mark.parametrize(("kind", "severity"), [("all", "info"), ("some", "warning")])
+def test_what_moves_the_weights_without_any_gradient_is_no_training(code, kind, severity):
+    """As the decay of weights does, while a hinge loss is satisfied from the start."""
+    told = of(code, kind="large" if code == "UPDATE-RATIO" else "", step=50)
+
+    assert judged(told, of("GRAD-ZERO", "error", kind=kind))[code].severity == severity
 
 
 @pytest.mark.parametrize(

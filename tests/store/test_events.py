@@ -15,6 +15,8 @@ from kedge.store.events import (
     BadOperation,
     BadTensor,
     BatchSizesEvent,
+    DropoutCalled,
+    DropoutsEvent,
     DumpEvent,
     EndEvent,
     EvaluatedOutputsEvent,
@@ -30,6 +32,7 @@ from kedge.store.events import (
     ModesEvent,
     NonfiniteAtEndEvent,
     NotOptimizedEvent,
+    NoWayBackEvent,
     OperationsEvent,
     OptimizersEvent,
     OutputSize,
@@ -40,6 +43,7 @@ from kedge.store.events import (
     RunEvent,
     SavedEvent,
     SharedParametersEvent,
+    SoftmaxRead,
     UnknownEvent,
     UnseenDetail,
     UnseenEvent,
@@ -52,6 +56,7 @@ from kedge.store.saved_account import BytesOverStep, LineSums, Sums, TotalSums
 LINE = SourceLine("train.py", 7, "fit", "loss.backward()")
 EVENTS = [
     BatchSizesEvent(step=1, root=0, input="ids", batch=50, others=("pixels",)),
+    DropoutsEvent(step=0, site="loss", dropouts=(DropoutCalled(kept=0.03, source=LINE),)),
     DumpEvent(step=3, site="act:out", folder="dump-3", module="act", value="nan", reached=False),
     EvaluatedOutputsEvent(
         step=2, root=0, sizes=(OutputSize(step=2, site=":out", rms=0.5),), estimates=("bn",)
@@ -61,12 +66,20 @@ EVENTS = [
     GradientsUsedEvent(optimizer=0, steps=9, arrived=2.0, used=1.0, share=0.5, least=1, most=1),
     GradsKeptEvent(step=2, optimizer=1, checked=8, kept=8),
     LedgerEvent(sampled=3, sites=(LedgerLine(site="a:out", fired=0, ungraded="no_grad"),)),
-    LossGraphEvent(step=0, site="loss", nodes=("NllLossBackward0",), dim=1),
+    LossGraphEvent(
+        step=0,
+        site="loss",
+        nodes=("NllLossBackward0",),
+        softmaxes=(
+            SoftmaxRead(by="nll_loss", softmax="softmax", dim=0, classes=(1,), shape=(8, 3)),
+        ),
+    ),
     LossOperationEvent(step=4, loss="loss", node="AddBackward0", source=LINE),
     ModesEvent(step=0, root=0, training=True, eval=("norm",), rank=2),
     NonfiniteAtEndEvent(
         step=9, count=1, tensors=(BadTensor(path="fc.weight", of="param", nan=1, inf=0),)
     ),
+    NoWayBackEvent(step=0, site="quantiser:out[1]", through=("quantiser:out",)),
     NotOptimizedEvent(root=0, training=True, unheld=("fc.weight",), unheld_elements=0),
     OperationsEvent(
         folder="dump-3", operations=(BadOperation(site="act/log:out", name="log", value="nan"),)

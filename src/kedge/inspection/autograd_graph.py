@@ -34,13 +34,13 @@ from kedge.torch_internals.autograd_nodes import (
     SavedTensor,
     behind,
     edge_of,
-    first_shape,
     in_order,
     is_leaf,
     is_number,
     operation_number,
     saved_by,
     sequence_number,
+    shape_of_output,
 )
 from kedge.torch_internals.checkpoint import frame_of
 from kedge.torch_internals.hook_tables import after_accumulation, on_tensor, table_behind
@@ -262,7 +262,7 @@ class _Reader:
                 calls: tuple[Span, ...] = ()
                 if self.calls is not None:
                     calls = self.calls.of(sequence_number(node))
-                yield replace(described, shape=first_shape(node), calls=calls)
+                yield replace(described, shape=shape_of_output(node), calls=calls)
             else:
                 kind: NodeKind = "parameter" if id(variable) in self.names else "leaf"
                 shape = leaves.shape_of(variable)

@@ -4,11 +4,12 @@
 A learning rate that is too large kills units, stops gradients and makes the loss jump. A rule of
 its own finds each of these, and the remedies of all but one would mislead. So a finding becomes
 info if a cause of it was found as a warning or an error, in the same model or in one that the same
-optimizer trains, and not clearly later. Each rule names its causes, the deepest first, and a
-finding that is info is not a cause: so the deepest is named, and there are no circles. The cause
-gets the worst severity of its effects: an input that stops all training is an error. A NaN ends
-the training, so it stays an error by itself. A symptom is info in any case, but gets the remedy of
-its cause.
+optimizer trains, and not clearly later; and the rule of the cause looks whether it can be one
+there. Each rule names its causes, the deepest first, and a finding that is info is not a cause: so
+the deepest is named, and there are no circles. What follows from an effect alone follows from its
+cause. The cause gets the worst severity of its effects: an input that stops all training is an
+error. A NaN ends the training, so it stays an error, and only names its cause. A symptom is info in
+any case, but gets the remedy of its cause.
 
 Why faults follow from others: equal weights get equal gradients, and weights of zero get none and
 pass none on. Inputs or weights of the wrong size make outputs, gradients and steps so. A loss
@@ -18,7 +19,9 @@ own mean is zero, whatever it was. Parameters that are not trained stay in their
 Numbers below the range of a narrow dtype become zero. Units without a slope pass no gradient on. If
 all gradients were always zero, no weight has changed, and dead units were dead at the start. The
 gradient that grew is also the one that jumps, and it makes the steps long. Steps that are far too
-short change no loss.
+short change no loss. Where no loss has a gradient, what still moves the weights is no training.
+Norms in evaluation mode do not hold the scale at the start, and what a module does in training
+alone is not used then.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from itertools import pairwise
 import numpy as np
 
 from kedge.rules.recorded.roots import root_of
-from kedge.rules.rule import SEVERITIES, Finding, Rule
+from kedge.rules.rule import SEVERITIES, Finding, Rule, Severity
 from kedge.sites.site import unescape
 from kedge.store.recording import Recording
 
@@ -73,30 +76,39 @@ def follow(
 ) -> list[Finding]:
     """Return findings, with those that may follow from others as hints that name these; see Note [Consequences]."""
     found = list(findings)
-    known = list(rules)
-    symptoms = {rule.code for rule in known if rule.is_symptom}
+    by_code = {rule.code: rule for rule in rules}
+    deepest: dict[int, int] = {}
     models = _Models(recording)
-    for cause, effects in causes_and_effects(known) if len(found) > 1 else ():
+    for cause, effects in causes_and_effects(by_code.values()) if len(found) > 1 else ():
         causes = [
-            i for i, each in enumerate(found) if each.severity != "info" and cause in _kinds(each)
+            i
+            for i, each in enumerate(found)
+            if cause in _kinds(each) and (each.severity != "info" or i in deepest)
         ]
         for at, finding in enumerate(found):
-            hinted = finding.severity == "info" and finding.code not in symptoms
+            rule = by_code.get(finding.code)
+            hinted = finding.severity == "info" and not (rule and rule.is_symptom)
             if hinted or finding.follows or not _kinds(finding) & effects:
                 continue
-            why = next((i for i in causes if models.may_follow(finding, found[i])), None)
-            if why is not None:
-                known_cause = found[why]
-                worst = min(known_cause.severity, finding.severity, key=SEVERITIES.index)
-                found[why] = replace(known_cause, severity=worst)
-                found[at] = _lowered(finding, cause.partition(":")[0])
+            for i in causes:
+                first = deepest.get(i, i)
+                can_be = models.may_follow(finding, found[i]) and first != at
+                if can_be and by_code[found[i].code].explains(recording, found[i], finding):
+                    worst = min(found[first].severity, finding.severity, key=SEVERITIES.index)
+                    found[first] = replace(found[first], severity=worst)
+                    deepest[at] = first
+                    found[at] = _lowered(finding, found[first].code, rule)
+                    break
     return found
 
 
-def _lowered(finding: Finding, cause: str) -> Finding:
+def _lowered(finding: Finding, cause: str, rule: Rule | None) -> Finding:
+    severity: Severity = "info"
+    if rule is not None and rule.ends_training:
+        severity = finding.severity
     return replace(
         finding,
-        severity="info",
+        severity=severity,
         message=f"{finding.message} It may follow from {cause}.",
         follows=cause,
         remedy=f"Fix {cause} first.",

@@ -116,8 +116,8 @@ def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Fi
         rules: The rules to run; all of them, with their default thresholds, if None.
 
     Returns:
-        The findings, errors first, then in the order of steps. Findings that may follow from
-        another one are info.
+        The findings, errors first, then in the order of steps, a cause before its effects. Findings
+        that may follow from another one are info, but for a NaN.
 
     Raises:
         WrongCall: One of the rules is no `Rule`.
@@ -144,7 +144,7 @@ def in_order(
     return tuple(
         sorted(
             follow(recording, found, by_code(judging).values()),
-            key=lambda finding: (SEVERITIES.index(finding.severity), finding.step),
+            key=lambda each: (SEVERITIES.index(each.severity), each.step, bool(each.follows)),
         )
     )
 

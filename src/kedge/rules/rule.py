@@ -169,6 +169,21 @@ class Rule(ABC):
         """Return why the rule has nothing to judge in a recording, in a few words; empty if it has."""
         return ""
 
+    def explains(
+        self,
+        recording: Recording,  # noqa: ARG002 - others need it
+        finding: Finding,  # noqa: ARG002
+        other: Finding,  # noqa: ARG002
+    ) -> bool:
+        """Return whether a finding of this rule can be the cause of another one, as `follows` says that it may.
+
+        Args:
+            recording: The recording.
+            finding: The cause.
+            other: What may follow from it.
+        """
+        return True
+
     def drawn(
         self,
         recording: Recording,  # noqa: ARG002 - others need it

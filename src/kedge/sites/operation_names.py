@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 _WORDS = re.compile(
     r"(?<=[a-z])(?=[A-Z])"  # Nll|Loss
@@ -15,6 +16,7 @@ _WORDS = re.compile(
 )
 
 
+@lru_cache(maxsize=1024)
 def plain_name(node: str) -> str:
     """Return the usual name of the operation behind a node: ``nll_loss`` for ``NllLossBackward0``."""
     name = re.sub(r"(Backward\d*|<.*>)$", "", node.rpartition("::")[2])

@@ -505,12 +505,72 @@ class FrozenEvent(RunEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SoftmaxRead:
+    """A softmax, and an operation that takes classes from its result, or is a softmax of it.
+
+    Attributes:
+        by: The name of that operation.
+        softmax: ``softmax`` or ``log_softmax``.
+        dim: The dimension over which the softmax ran.
+        classes: The dimensions of its result in which those that the operation reads along may be.
+        shape: The shape of its result.
+    """
+
+    by: str
+    softmax: str
+    dim: Count
+    classes: tuple[Count, ...]
+    shape: tuple[Count, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoWayBackEvent(RunEvent):
+    """A module's output that a loss uses, and from which no gradient comes back to the module's input.
+
+    Attributes:
+        step: The step whose graph shows it.
+        site: The output.
+        through: The numbers that the module returned as well, and from which one does.
+    """
+
+    kind = "no-way-back"
+    step: int
+    site: str
+    through: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropoutCalled:
+    """A dropout, of a module or of a function that a forward calls.
+
+    Attributes:
+        kept: The share of elements that it keeps.
+        source: The program's line; None if it is not known.
+    """
+
+    kept: float
+    source: SourceLine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropoutsEvent(RunEvent):
+    """The dropouts behind a loss of which layers take the results, as far as they are known.
+
+    It comes again with their lines once these are known.
+    """
+
+    kind = "dropouts"
+    step: int
+    site: str
+    dropouts: tuple[DropoutCalled, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossGraphEvent(RunEvent):
     """The autograd nodes behind a loss, along the first input of each that needs a gradient.
 
     Attributes:
-        dim: The dimension of the first softmax among them; None if it is not known.
-        picked: The dimension along which `gather` picks values of that softmax; None if it does not.
+        softmaxes: What is read of the softmaxes anywhere behind it, as far as that is known.
         unscaled: Whether the loss is recorded without a scaler's scale.
         ascends: Whether the program makes it large: backward began with a negative number.
     """
@@ -518,8 +578,7 @@ class LossGraphEvent(RunEvent):
     kind = "loss-graph"
     site: str = "loss"
     nodes: tuple[str, ...] = ()
-    dim: int | None = left_out(None)
-    picked: int | None = left_out(None)
+    softmaxes: tuple[SoftmaxRead, ...] = left_out(())
     unscaled: bool = False
     ascends: bool = left_out(False)
 

@@ -85,13 +85,13 @@ def number_in(node: Any, name: str) -> Any:
     return getattr(node, _UNPACKED + name, None)
 
 
-def first_shape(node: Node) -> tuple[int, ...] | None:
-    """Return the shape of a node's first output; None if it is not known."""
+def shape_of_output(node: Node, number: int = 0) -> tuple[int, ...] | None:
+    """Return the shape of a node's output of a number; None if it is not known."""
     # The shapes of the node's gradients in the backward pass.
     described = getattr(node, "_input_metadata", ())
-    if not described:
+    if number >= len(described):
         return None
-    shape = getattr(described[0], "shape", None)
+    shape = getattr(described[number], "shape", None)
     if shape is None:
         return None
     return tuple(map(int, shape))
@@ -238,7 +238,30 @@ def dimension_of(node: Node) -> int | None:
     dim = getattr(node, "_saved_dim", None)
     if not isinstance(dim, int):
         return None
-    if dim >= 2**63:  # PyTorch shows -1 as an unsigned number
+    return _signed(dim)
+
+
+def dimensions_of(node: Node, name: str, rank: int) -> list[int]:
+    """Return the dimensions that a node saved under a name, counted from the first of a tensor's.
+
+    There is none if it saves nothing of that name.
+
+    Args:
+        node: The node.
+        name: That of one dimension, or of several.
+        rank: The number of the tensor's dimensions.
+    """
+    found = number_in(node, name)
+    if isinstance(found, int):
+        found = (found,)
+    if not isinstance(found, tuple):
+        return []
+    return [_signed(dim) % rank for dim in found if rank > 0]
+
+
+def _signed(dim: int) -> int:
+    """Return a dimension as the program has written it: PyTorch shows -1 as an unsigned number."""
+    if dim >= 2**63:
         return dim - 2**64
     return dim
 

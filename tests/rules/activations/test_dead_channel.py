@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kedge.rules.activations.dead_channel import DeadChannel
+from kedge.rules.activations.dead_channel import DeadChannel, DeadChannelEvidence
+from kedge.rules.gradients.grad_zero import GradZeroEvidence
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
 from tests.rules.goldens import Golden, golden
@@ -209,6 +210,66 @@ def test_a_layer_that_died_lately_is_judged_by_what_came_since():
 def test_a_layer_that_is_dead_in_part_needs_its_samples():
     """Some channels are rarely awake."""
     assert found(*layer("relu:out", without(15), steps=20, samples=10)) == []
+
+
+def of_zeros(*parameters: str, nearer: str | None) -> Finding:
+    """Make a finding of gradients that are zero."""
+    evidence = GradZeroEvidence(kind="some", parameters=parameters, of=4, next_with_gradient=nearer)
+    return Finding("GRAD-ZERO", "warning", f"{parameters[-1]}:param.grad", 0, "", evidence)
+
+
+@pytest.mark.parametrize(
+    ("dead", "after", "parameters", "nearer", "explains"),
+    [
+        (16, {}, ["a.weight"], "c.weight", True),
+        (16, {}, ["a.weight", "c.weight"], None, True),
+        (9, {}, ["a.weight"], "c.weight", False),
+        (9, {"late:out": 1.0}, ["a.weight", "c.weight"], None, True),
+        (9, {"late:out": 0.7}, ["a.weight", "c.weight"], None, False),
+        (16, {}, ["c.weight"], None, False),
+        (9, {"late:out": 1.0}, ["a.weight"], "c.weight", False),
+    ],
+    ids=[
+        "before it",
+        "on both sides",
+        "half of it lives",
+        "what it silences",
+        "what it does not",
+        "behind it alone",
+        "cut off before it",
+    ],
+)
+def test_only_a_layer_that_is_wholly_dead_makes_gradients_zero(
+    dead: int, after: dict[str, float], parameters: list[str], nearer: str | None, explains: bool
+):
+    """And only of parameters on its way: not of a branch that another operation cuts off."""
+    recording = Recording.build(
+        [
+            {"site": "a:out"},
+            {"site": "act:out"},
+            {"site": "c:out"},
+            {"site": "late:out"},
+            *(
+                {"site": f"{path}.weight:param.grad", "path": f"{path}.weight", "owner": path}
+                for path in ("c", "a")
+            ),
+        ],
+        [],
+    )
+    evidence = DeadChannelEvidence(
+        dead=dead,
+        channels=16,
+        share=dead / 16,
+        samples=2000,
+        steps=20,
+        once_alive=0,
+        first_dead=[0],
+        after_it=after,
+    )
+    found = Finding(DeadChannel.code, "warning", "act:out", 0, "", evidence)
+
+    zeros = of_zeros(*parameters, nearer=nearer)
+    assert DeadChannel().explains(recording, found, zeros) is explains
 
 
 @golden("DEAD-CHANNEL")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from kedge.rules.evidence import Evidence
 from kedge.rules.gradients.grads_kept import GradsKept
 from kedge.rules.parameters.not_optimized import NotOptimized
+from kedge.rules.parameters.unused_param import CutPathEvidence
 from kedge.rules.rule import Finding, Rule
 from kedge.rules.training.batch_of_one import BatchOfOne
 from kedge.rules.training.double_softmax import DoubleSoftmax
-from kedge.rules.training.eval_mode import EvalMode
+from kedge.rules.training.eval_mode import EvalMode, EvalModeEvidence
 from kedge.rules.training.loss_below_zero import LossBelowZero
 from tests.rules.goldens import SAMPLES, Golden, golden, written
 from tests.rules.scenes import Course, size, steady
@@ -661,6 +664,47 @@ def golden_double_softmax(*, fires: bool) -> Golden:
     return written(course)
 
 
+def explained_by_the_mode(
+    code: str,
+    *,
+    kind: str,
+    share: float = 0.98,
+    path: str = "norm",
+    evidence: Evidence | None = None,
+) -> bool:
+    """Whether evaluation mode of a module of a kind can be the cause of another finding."""
+    course = Course(SAMPLES[:3])
+    course.roots[0]["trained"] = True
+    course.sites += [
+        {"site": "norm:out", "path": "norm", "kind": "out", "owner": "norm", "type": kind},
+        {"site": f"{path}.weight:param", "path": f"{path}.weight", "kind": "param", "owner": path},
+    ]
+    mode = EvalModeEvidence(modules=["norm"], of=1, since=1, interruptions=0, steps=50, share=share)
+    cause = Finding(EvalMode.code, "warning", ":out", 1, "", mode)
+    other = Finding(code, "warning", f"{path}.weight:param.grad", 0, "", evidence or Evidence())
+    return EvalMode().explains(course.recording(), cause, other)
+
+
+def test_norms_in_evaluation_mode_explain_the_scale_at_the_start() -> None:
+    """Dropout in it does not change the scale."""
+    assert explained_by_the_mode("INIT-SCALE", kind="BatchNorm2d")
+    assert not explained_by_the_mode("INIT-SCALE", kind="Dropout")
+
+
+@pytest.mark.parametrize(
+    ("path", "share", "explained"),
+    [("norm", 0.98, True), ("fc", 0.98, False), ("norm", 0.5, False)],
+)
+def test_only_a_module_that_is_always_in_evaluation_mode_explains_its_unused_parameters(
+    path: str, share: float, explained: bool
+) -> None:
+    """What got no gradient in training mode either is not used at all."""
+    cut = CutPathEvidence(sites=[f"{path}.weight:param.grad"], cause="", last=path, next=None)
+    found = explained_by_the_mode("UNUSED-PARAM", kind="Gate", share=share, path=path, evidence=cut)
+
+    assert found is explained
+
+
 @golden("EVAL-MODE", lacks=(0, 1))
 def golden_eval_mode(*, fires: bool) -> Golden:
     """Train the whole model in evaluation mode, or its frozen statistics alone."""
@@ -703,35 +747,81 @@ def test_a_loss_that_falls_below_zero_ever_faster_is_asked_for_its_sign(
     assert all(each.message.endswith("Is its sign right?") for each in said)
 
 
-@pytest.mark.parametrize(
-    ("dim", "shape", "number"), [(0, [32, 5], 1), (1, [32, 5], 0), (0, [5], 0)]
-)
-def test_a_softmax_over_the_batch_is_named(dim: int, shape: list[int], number: int) -> None:
-    """Where the model returns samples by classes; a single sample has its classes in dimension 0."""
+def of_reads(*reads: tuple[str, str, int, Sequence[int], Sequence[int]]) -> list[str]:
+    """Judge what is read of softmaxes behind a loss of a model that takes 32 samples."""
+    names = ("by", "softmax", "dim", "classes", "shape")
+    event = {
+        "kind": "loss-graph",
+        "step": 0,
+        "site": "loss",
+        "softmaxes": [dict(zip(names, read, strict=True)) for read in reads],
+    }
     course = Course(range(3))
     course.roots = [{"name": "Net", "parameters": 64, "trained": True, "optimizers": [0]}]
-    course.sites.append({"site": ":out", "shape": shape})
-    nodes = ["NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0"]
-    course.events = [{"kind": "loss-graph", "step": 0, "site": "loss", "nodes": nodes, "dim": dim}]
-    said = list(DoubleSoftmax().check(course.recording()))
-
-    assert ["over dimension 0, the batch" in each.message for each in said] == [True] * number
+    course.sites.append({"site": ":in", "shape": [32, 5]})
+    course.events = [event]
+    return [each.message for each in DoubleSoftmax().check(course.recording())]
 
 
-@pytest.mark.parametrize(("dim", "picked", "number"), [(0, 1, 1), (1, 1, 0), (0, 0, 0), (0, -1, 0)])
-def test_a_choice_along_another_dimension_than_the_softmax_is_named(
-    dim: int, picked: int, number: int
-) -> None:
-    """As of a policy's actions; the last dimension may be the only one."""
-    course = Course(range(3))
-    nodes = ["MeanBackward0", "LogBackward0", "GatherBackward0", "SoftmaxBackward0"]
-    event = {"kind": "loss-graph", "step": 0, "site": "loss", "nodes": nodes}
-    course.events = [{**event, "dim": dim, "picked": picked}]
-    said = list(DoubleSoftmax().check(course.recording()))
+@pytest.mark.parametrize(
+    ("read", "says"),
+    [
+        (("nll_loss", "log_softmax", 0, [1], [32, 5]), "log_softmax over dimension 0, the batch"),
+        (("nll_loss", "softmax", 0, [1], [32, 5]), "applies softmax over dimension 0, the batch"),
+        (
+            ("nll_loss", "log_softmax", 2, [1], [8, 5, 9]),
+            "dimension 2 of (8, 5, 9), but nll_loss takes the classes from dimension 1",
+        ),
+        (
+            ("nll_loss", "log_softmax", 1, [0], [5, 32]),
+            "dimension 1 of (5, 32), but nll_loss takes the classes from dimension 0",
+        ),
+        (
+            ("ctc_loss", "log_softmax", 1, [2], [26, 32, 11]),
+            "dimension 1 of (26, 32, 11), but ctc_loss takes the classes from dimension 2",
+        ),
+        (
+            ("gather", "softmax", 0, [1], [32, 5]),
+            "along dimension 1 of a softmax over dimension 0",
+        ),
+        (("softmax", "softmax", 1, [1], [8, 5]), "applies softmax to the output of softmax"),
+        (("softmax", "softmax", 1, [0], [32, 5]), "over dimension 0, the batch, to the output"),
+    ],
+)
+def test_a_softmax_over_other_dimensions_than_the_classes_is_named(read: Any, says: str) -> None:
+    """What reads the result tells where it has the classes."""
+    (message,) = of_reads(read)
 
-    assert ["along dimension 1 of a softmax over dimension 0" in each.message for each in said] == [
-        True
-    ] * number
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        [("nll_loss", "log_softmax", 1, [1], [32, 5])],
+        [("nll_loss", "log_softmax", 0, [0, 1], [32, 5])],
+        [("nll_loss", "log_softmax", 0, [1], [1, 5])],
+        [("nll_loss", "log_softmax", 0, [0], [5])],
+        [("nll_loss", "log_softmax", 0, [1], [32, 32])],
+        [("gather", "softmax", 0, [1], [5, 5])],
+        [("nll_loss", "log_softmax", 1, [2], [8, 5, 5])],
+        [("ctc_loss", "log_softmax", 2, [2], [26, 32, 11])],
+        [("gather", "softmax", 1, [1], [32, 5])],
+        [("gather", "softmax", 1, [0], [32, 5])],
+        [("gather", "log_softmax", 2, [1], [32, 9, 5])],
+        [("softmax", "softmax", 1, [0], [8, 5])],
+        [("softmax", "softmax", 2, [1], [32, 5, 5])],
+        [("softmax", "log_softmax", 1, [0], [32, 5])],
+        [("log_softmax", "log_softmax", 1, [0], [32, 5])],
+        [
+            ("nll_loss", "log_softmax", 0, [1], [32, 8]),
+            ("log_softmax", "log_softmax", 1, [0], [32, 8]),
+        ],
+    ],
+)
+def test_a_softmax_that_may_be_over_the_classes_is_no_finding(reads: Any) -> None:
+    """Nor is a choice of time steps from one, nor rows and columns that take turns, nor pairs of samples."""
+    assert of_reads(*reads) == []
 
 
 @golden("LOSS-BELOW-ZERO", lacks=(0, 1))

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from kedge.rules.recorded.losses import maker_at
+from kedge.rules.training.double_softmax import DoubleSoftmax
 from tests.watch.watched import net, watch
 
 
@@ -182,7 +183,53 @@ def test_the_graph_of_a_loss_tells_what_is_picked_of_a_softmax(dim: int, logs_fi
         optimizer.step()
 
     (graph,) = [event for event in watch(program).events if event["kind"] == "loss-graph"]
-    assert (graph["dim"], graph["picked"]) == (dim, 1)
+    (read,) = graph["softmaxes"]
+    assert (read["by"], read["dim"], read["classes"]) == ("gather", dim, [1])
+
+
+class Speller(nn.Module):
+    """Says one class at each time step, and writes what it says into a buffer."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 8)
+        self.out = nn.Linear(8, 5)
+        self.dim = dim
+
+    def forward(self, sequences: torch.Tensor) -> torch.Tensor:
+        """Spell sequences of time steps by samples."""
+        said = torch.zeros(*sequences.shape[:2], 5)
+        state = torch.zeros(sequences.shape[1], 8)
+        for time, now in enumerate(sequences):
+            state = self.cell(now, state)
+            said[time] = F.log_softmax(self.out(state), dim=self.dim)
+        return said
+
+
+@pytest.mark.parametrize(
+    ("dim", "through", "number"), [(0, "nll", 1), (1, "nll", 0), (0, "ctc", 1), (1, "ctc", 0)]
+)
+def test_a_softmax_over_the_samples_is_found_behind_a_buffer(
+    dim: int, through: str, number: int
+) -> None:
+    """As of a decoder, whose time steps stand before its samples."""
+
+    def program() -> None:
+        model = Speller(dim)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            said = model(torch.randn(7, 6, 4))
+            if through == "nll":
+                loss = F.nll_loss(said[1:].view(-1, 5), torch.zeros(36, dtype=torch.long))
+            else:
+                loss = F.ctc_loss(said, torch.ones(6, 2, dtype=torch.long), (7,) * 6, (2,) * 6)
+            loss.backward()
+            optimizer.step()
+
+    findings = list(DoubleSoftmax().check(watch(program).recording()))
+    assert len(findings) == number
+    assert all("log_softmax over dimension 0" in each.message for each in findings)
 
 
 @pytest.mark.parametrize("every", [1, 50])

@@ -14,6 +14,7 @@ from kedge.sites.language import single
 from kedge.sites.names import kind_meant, site_named
 from kedge.sites.site import Site
 from kedge.sites.spread import Spread, spread_of
+from kedge.torch_internals.autograd_nodes import sequence_number
 
 _ROLES = {
     "out": native.AS_OUTPUT,
@@ -40,6 +41,7 @@ class MeasuredSite:
         sources: The numbers of the sites whose outputs were its inputs; None stands for a tensor of
             no site.
         node: The name of the autograd node that made its first value; None without one.
+        number: The number of that node in the order of execution; 0 if that is not known.
         is_special: Whether it needs more than statistics and drawn elements, such as channel
             activity.
         spread: How its values are spread over the ranks of the run; None if they are ordinary
@@ -53,6 +55,7 @@ class MeasuredSite:
     channels: int | None
     sources: tuple[int | None, ...]
     node: str | None
+    number: int = 0
     is_special: bool = False
     spread: Spread | None = None
 
@@ -99,6 +102,7 @@ class SiteTable:
             seat.channels = value.shape[dim]
         if value.grad_fn is not None:
             seat.node = value.grad_fn.name()
+            seat.number = sequence_number(value.grad_fn)
         self.seats[site] = seat
         self._learn_specials(seat)
         return seat

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kedge.rules.evidence import Evidence, places, said, said_share
+from kedge.rules.gradients.grad_zero import GradZeroEvidence
 from kedge.rules.naming import plain
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.trained import trained_sites
+from kedge.rules.recorded.wiring import wire
 from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
@@ -134,6 +137,29 @@ class DeadChannel(Rule):
         if fewest < self.few_samples:
             return Lack(self.code, "values per channel", fewest, self.few_samples)
         return None
+
+    def explains(self, recording: Recording, finding: Finding, other: Finding) -> bool:
+        """Return whether dead channels can be the cause of another finding.
+
+        Gradients are exactly zero only where all channels of a layer are dead, and only of the
+        parameters before it and of those that take its output.
+        """
+        dead, zero = finding.evidence, other.evidence
+        if not isinstance(dead, DeadChannelEvidence) or not isinstance(zero, GradZeroEvidence):
+            return True
+        silent = [site for site, share in dead.after_it.items() if share == 1]
+        if dead.dead == dead.channels:
+            silent.append(finding.site)
+
+        places = {site.site: site.id for site in recording.of_kind("out")}
+        modules = wire(recording).modules
+        owners = {site.path: site.owner for site in recording.of_kind("param.grad")}
+        known = [modules[owners[path]].position for path in zero.parameters if path in owners]
+        nearer = math.inf
+        if zero.next_with_gradient in owners:
+            nearer = modules[owners[zero.next_with_gradient]].position
+        first = min(known, default=0)
+        return any(first <= places.get(site, -1) < nearer for site in silent)
 
     def _layer(self, recording: Recording, site: SiteInfo) -> _Layer | None:
         """Return a site with dead channels; None if it is healthy or cannot be judged."""

@@ -1,4 +1,4 @@
-"""HEAVY-DROPOUT: dropout that leaves next to nothing."""
+"""HEAVY-DROPOUT: dropout that leaves next to nothing, of modules and of functions."""
 
 from __future__ import annotations
 
@@ -7,25 +7,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kedge.rules.evidence import Evidence, said, said_share
-from kedge.rules.naming import plain
+from kedge.frames import SourceLine
+from kedge.rules.evidence import Evidence, said, said_share, unsaid
+from kedge.rules.naming import line_of, plain
+from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.trained import trained_roots
 from kedge.rules.recorded.wiring import ModuleSites, wire
 from kedge.rules.rule import Finding, Rule
+from kedge.store.events import DropoutCalled, DropoutsEvent
 from kedge.store.recording import Recording
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeavyDropoutEvidence(Evidence):
-    """The share of the elements other than zero that a dropout lets through."""
+    """The share of the elements other than zero that a dropout lets through.
+
+    Attributes:
+        kept: That share.
+        steps: The number of measured steps; none of a function, which shows in a loss's graph.
+        source: The line of the program, of a function.
+    """
 
     kept: float | None = said_share("lets through a share of {}")
-    steps: int = said("{} measured steps")
+    steps: int = said("{} measured steps", least=1)
+    source: SourceLine | None = unsaid(unless=None)
 
 
 @dataclass(frozen=True)
 class HeavyDropout(Rule):
-    """A dropout module lets next to nothing through.
+    """A dropout lets next to nothing through.
 
     Meaning:
         Usual shares are 0.1 to 0.5, in convolutions less. A dropout of 0.95 passes one element in
@@ -34,11 +44,14 @@ class HeavyDropout(Rule):
 
     Formula:
         kept = the elements other than zero in the output of a dropout module, as a share of those in
-        its input. The median of kept over the measured steps < least.
+        its input. The median of kept over the measured steps < least. Or, of a dropout that a
+        forward calls as a function: the share that it keeps < least, by the graph of the loss, where
+        its node has that share, or saved a mask that consists of zeros and the inverse of that
+        share, with about the mean 1 of a dropout; and a layer takes its result.
 
     Window:
-        All measured steps; at least min_samples of them. Dropout that a forward calls as a function
-        is not seen.
+        All measured steps; at least min_samples of them. Of a function: the first step of each line
+        that calls backward.
 
     Thresholds:
         - least (0.15): a dropout of 0.85; published models use up to 0.8.
@@ -51,7 +64,8 @@ class HeavyDropout(Rule):
         Give nn.Dropout the share to drop, not the share to keep: 0.1 to 0.5.
 
     Cannot see:
-        Dropout that a forward calls as a function, that of attention weights, and whether a
+        Dropout that a forward calls as a function behind the last layers, whose masks are freed
+        when the first gradient arrives, or of few elements; that of fused attention; and whether a
         share below 0.85 is too much for this model.
     """
 
@@ -66,18 +80,48 @@ class HeavyDropout(Rule):
     leads_to = "NO-LEARNING"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
-        """Yield at most one finding for every dropout module."""
+        """Yield at most one finding for every dropout module, and for every line that calls one as a function."""
         trained = trained_roots(recording)
+        has_modules = False
         for module in wire(recording):
             is_dropout = module.type in _DROPOUTS and module.root in trained
             if is_dropout and module.ins and module.outs:
-                yield from self._of(recording, module)
+                for each in self._of(recording, module):
+                    has_modules = True
+                    yield each
+        if not has_modules:  # whose dropouts are in the graph as well
+            yield from self._of_functions(recording)
 
     def idle(self, recording: Recording) -> str:
-        """Return that no module drops."""
-        if not any(site.type in _DROPOUTS for site in recording.of_kind("out")):
-            return "no dropout"
-        return ""
+        """Return that nothing drops."""
+        has_modules = any(site.type in _DROPOUTS for site in recording.of_kind("out"))
+        if has_modules or events_of(recording, DropoutsEvent):
+            return ""
+        return "no dropout"
+
+    def _of_functions(self, recording: Recording) -> Iterable[Finding]:
+        events = events_of(recording, DropoutsEvent)
+        first = {event.site: event.step for event in reversed(events)}
+        heavy: dict[DropoutCalled, str] = {}
+        for event in {event.site: event for event in events}.values():  # the last one has lines
+            for each in event.dropouts:
+                if each.kept < self.least:
+                    heavy.setdefault(each, event.site)
+        for each, site in heavy.items():
+            where = ""
+            if each.source is not None:
+                where = f" at {line_of(each.source)}"
+            yield Finding(
+                code=self.code,
+                severity=self.severity,
+                site=site,
+                step=first[site],
+                message=f"A dropout{where} lets {each.kept:.1%} of its input through.",
+                evidence=HeavyDropoutEvidence(kept=plain(each.kept), steps=0, source=each.source),
+                confidence=0.9,
+                remedy="Give functional.dropout the share to drop, not the share to keep: 0.1 "
+                "to 0.5 is usual.",
+            )
 
     def _of(self, recording: Recording, module: ModuleSites) -> Iterable[Finding]:
         sites = [recording.sites[module.ins[0]], recording.sites[module.outs[0]]]

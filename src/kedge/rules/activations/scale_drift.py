@@ -86,7 +86,7 @@ class ScaleDrift(Rule):
     of_training = True
     follows = (
         "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT "
-        "RATE-TOO-LARGE GRAD-EXPLODE"
+        "RATE-TOO-LARGE GRAD-ZERO:all GRAD-EXPLODE"
     )
 
     def check(self, recording: Recording) -> Iterable[Finding]:

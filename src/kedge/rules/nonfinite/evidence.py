@@ -11,7 +11,7 @@ from kedge.json_input.classes import fields_as_json, left_out
 from kedge.rules.evidence import Evidence, LeadUp, said, unsaid
 from kedge.rules.naming import NAMED
 from kedge.rules.nonfinite.births import Birth, KeptCall, Producer
-from kedge.rules.nonfinite.figures import Figures, Growth, NearRange, inputs_of, lead_up
+from kedge.rules.nonfinite.figures import VAST, Figures, Growth, NearRange, inputs_of, lead_up
 from kedge.rules.nonfinite.search import Certainty, Place, Sighting
 from kedge.rules.recorded.losses import LOSS
 from kedge.rules.recorded.wiring import wire
@@ -174,6 +174,12 @@ class RowEvidence(NanBornEvidence):
     dump: KeptIn | None = unsaid(unless=None)
     operation: BadOperation | GraphOperation | None = unsaid(unless=None)
     operations: Sequence[BadOperation] = unsaid(unless=())
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether the values next to it, or a parameter, had grown far before."""
+        is_vast = any(near.largest > VAST for near in self.near.values())
+        return is_vast or self.growth is not None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as it is written: files have a word of their own for steps of which only gradients are recorded."""

@@ -11,14 +11,14 @@ from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import NAMED
 from kedge.rules.recorded.gradient_paths import Given, GradientPaths, PathEnd
 from kedge.rules.recorded.ledger import path_of, remedy_of, uncalled, unreached
-from kedge.rules.recorded.optimizers import optimizers
+from kedge.rules.recorded.optimizers import events_of, optimizers
 from kedge.rules.recorded.roots import by_root, root_of, root_path, within
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import counted, listed
-from kedge.sites.site import escape
-from kedge.store.events import LedgerLine
+from kedge.sites.site import escape, unescape
+from kedge.store.events import LedgerLine, NoWayBackEvent
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL
 
@@ -58,6 +58,14 @@ class CutPathEvidence(Evidence):
     again: Sequence[str] = said("again: {}", unless=())
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoWayBackEvidence(Evidence):
+    """An output from which no gradient comes back to the module's input, and the losses from which one does."""
+
+    output: str = unsaid()
+    through: Sequence[str] = unsaid()
+
+
 @dataclass(frozen=True)
 class UnusedParam(Rule):
     """A parameter requires a gradient but gets none, or is in no optimizer.
@@ -81,6 +89,11 @@ class UnusedParam(Rule):
         numbers pass no gradient on. Paths that end in the same way in each block of a model, so
         that only numbers in the names differ, are one finding.
 
+        No way through a module: a module that was given something with a graph returns a tensor
+        that the loss uses and that does not lead back to it, and a number that does, as a quantiser
+        with a loss of its own, by the graph of the first step. Then all parameters before it get
+        gradients, but only of that number.
+
         No optimizer: it got a gradient in min_samples measured steps, and no recorded optimizer
         step held it, although other parameters of the same root are in an optimizer. If the
         parameters of the optimizers are recorded, NOT-OPTIMIZED reports it instead.
@@ -91,6 +104,10 @@ class UnusedParam(Rule):
     Thresholds:
         - min_samples (3): an optimizer may step only every few backward passes.
         - named (6): the most parameters that the message names.
+
+    Severity:
+        - warning: usually.
+        - info: there is no way through a module, which may be meant.
 
     Evidence:
         The parameters, and the cause: the one in the ledger, where the path from the loss ends
@@ -120,7 +137,7 @@ class UnusedParam(Rule):
     of_training = True
 
     def check(self, recording: Recording) -> Iterable[Finding]:
-        """Yield one finding for every cause, and one for every root with parameters that no optimizer holds."""
+        """Yield a finding for every cause, for parameters that no optimizer holds, and for outputs without a way back."""
         paths = uncalled(recording)
         alive = _Alive.of(recording)
         judged = [
@@ -139,12 +156,32 @@ class UnusedParam(Rule):
                     places = counted(len(again), "other place")
                     says += f"; it ends so at {places}, too: {listed(again, 3)}"
                 yield self._finding(says, silence.evidence(sites, again), silence.remedy)
+        for event in events_of(recording, NoWayBackEvent):
+            yield self._way(event)
         if optimizers(recording) is None:
             yield from self._forgotten(recording)
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of an end of the program, when the ledger is written."""
         return no_end(self.code, recording)
+
+    def _way(self, event: NoWayBackEvent) -> Finding:
+        through = listed(event.through, 3)
+        module = _named(unescape(event.site.rpartition(":")[0]))
+        return Finding(
+            code=self.code,
+            severity="info",
+            site=event.site,
+            step=event.step,
+            message=f"{module} was called with a value that needs a gradient, but none comes past "
+            f"{event.site}: of what {module} returned, only {through} leads back to that value. So "
+            f"what is before {module} learns from {through} alone.",
+            evidence=NoWayBackEvidence(output=event.site, through=event.through),
+            confidence=0.8,
+            remedy=f"If it is to learn from what is made of {event.site} as well, let gradients "
+            "pass straight through a choice (argmin, round, indexing): x + (y - x).detach() in "
+            "place of y. Else nothing is wrong.",
+        )
 
     def _forgotten(self, recording: Recording) -> Iterator[Finding]:
         held = {site.path for kind in ("param", "update") for site in recording.of_kind(kind)}

@@ -103,7 +103,7 @@ class UpdateRatio(Rule):
     follows: ClassVar[Mapping[str, str]] = {
         "large": (
             "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT "
-            "RATE-TOO-LARGE GRAD-EXPLODE"
+            "RATE-TOO-LARGE GRAD-ZERO:all GRAD-EXPLODE"
         ),
         "small": (
             "NOT-OPTIMIZED GRADS-SHRUNK UNUSED-PARAM UNDERFLOW GRAD-ZERO:all DEAD-CHANNEL SATURATED GRAD-ZERO"

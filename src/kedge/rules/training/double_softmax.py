@@ -14,7 +14,7 @@ from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.roots import root_path
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule, Severity
-from kedge.store.events import LossGraphEvent
+from kedge.store.events import LossGraphEvent, SoftmaxRead
 from kedge.store.recording import Recording, SiteInfo
 
 _LINEAR = frozenset(
@@ -40,16 +40,20 @@ class DoubleSoftmax(Rule):
         binary_cross_entropy_with_logits applies a sigmoid. If their input is already a probability,
         they apply it a second time: no prediction can become confident, and gradients are small.
         nll_loss and ctc_loss apply nothing: with logits or probabilities as input, their value
-        means nothing and can fall without end. A softmax over the dimension of the batch compares
-        samples in place of classes.
+        means nothing and can fall without end. A softmax over another dimension than that of the
+        classes, such as the batch, compares samples in place of classes.
 
     Formula:
         The autograd nodes from the loss backwards, without those that only change the shape or the
         dtype. Reported are softmax or sigmoid right before the log_softmax of the loss; the same
         right before binary_cross_entropy_with_logits; and nll_loss or ctc_loss right after softmax,
-        sigmoid or a linear map. And nll_loss of a log_softmax over dimension 0, where the model
-        that is called and trained alone returns samples by classes; and a softmax over dimension 0
-        of which gather picks values along another one, as of a policy's actions.
+        sigmoid or a linear map. And anywhere behind the loss: nll_loss or ctc_loss of a softmax over
+        another dimension than that in which they have the classes; a softmax over dimension 0 of a
+        matrix of which gather picks values along the other one, as of a policy's actions; and a
+        softmax of what softmax returned, over the same dimension or over that of the samples.
+        Dimensions are followed through views, permutations, elementwise operations, what picks or
+        stacks samples, and buffers into which results are written. If both dimensions have the same
+        size, they may be of pairs of samples, whose diagonal is read.
 
     Window:
         The first measured step of each line that calls backward.
@@ -73,7 +77,8 @@ class DoubleSoftmax(Rule):
     Cannot see:
         Softmax and logarithm that are written by hand, a loss that is a
         torch.autograd.Function, and operations between the two that are not known to keep
-        probabilities. A softmax over another wrong dimension than the batch.
+        probabilities. A softmax over a wrong dimension where nothing else tells the dimension of
+        the classes.
     """
 
     shown: int = 6
@@ -88,10 +93,10 @@ class DoubleSoftmax(Rule):
         for event in events_of(recording, LossGraphEvent):
             chain = operations(event)
             severity, says, remedy = _judged(chain)
-            if severity is None and event.dim == 0 and (event.picked or 0) > 0:
-                severity, says, remedy = "warning", _PICKED.format(event.picked), _OVER_CLASSES
-            if severity is None and _is_over_batch(recording, event, chain):
-                severity, says, remedy = "warning", _OVER_BATCH, _OVER_CLASSES
+            if severity is None:
+                says, remedy = _misread(recording, event.softmaxes)
+            if says and severity is None:
+                severity = "warning"
             if severity is not None:
                 yield self._finding(recording, event, chain, (severity, says, remedy))
 
@@ -140,24 +145,58 @@ _LOG_OF_CTC = "Give ctc_loss the log_softmax over the classes (dim=-1) of the la
 _LOG = "Use cross_entropy on the output of the last linear layer, or log_softmax before nll_loss."
 
 
-_OVER_BATCH = "applies log_softmax over dimension 0, the batch, and not over the classes"
+_OVER_BATCH = "applies {} over dimension 0, the batch, and not over the classes"
 _PICKED = (
     "picks values along dimension {} of a softmax over dimension 0, so that those it picks from do "
     "not add up to one"
 )
+_OVER_OTHERS = "applies {} over dimension {} of {}, but {} takes the classes from dimension {}"
 _OVER_CLASSES = "Use dim=1, or dim=-1, for softmax and log_softmax of samples by classes."
+_SECOND = (
+    "Take the second softmax out: it gets numbers between 0 and 1, and makes them almost equal."
+)
 
 
-def _is_over_batch(recording: Recording, event: LossGraphEvent, chain: Sequence[str]) -> bool:
-    """Whether nll_loss is of a log_softmax over the first dimension of samples by classes."""
-    kept = [name for name in computing(chain) if name != "mean"]
-    is_of_softmax = [name.removesuffix("_nd") for name in kept[:2]] == ["nll_loss", "log_softmax"]
-    trained = [i for i, root in enumerate(recording.roots) if root.trained and root.parameters]
-    if event.dim != 0 or not is_of_softmax or len(trained) != 1:
-        return False
-    head = root_path(recording, trained[0])
-    shapes = [site.shape for site in recording.of_kind("out") if site.path == head]
-    return len(shapes) == 1 and len(shapes[0]) == 2 and shapes[0][0] > 1
+def _misread(recording: Recording, reads: Sequence[SoftmaxRead]) -> tuple[str, str]:
+    """Return what is wrong with how softmaxes are read, and the remedy; empty if nothing is."""
+    for read in reads:
+        is_over_others = read.dim not in read.classes and read.shape[read.dim] > 1
+        is_over_rows = len(read.shape) == 2 and read.dim == 0
+        if read.by == "softmax":
+            if read.softmax == "softmax" and not is_over_others:
+                return "applies softmax to the output of softmax", _SECOND
+            if read.softmax == "softmax" and _are_samples(recording, read):
+                says = "applies softmax over dimension 0, the batch, to the output of softmax"
+                return says, _SECOND
+        elif not is_over_others or _takes_turns(read, reads):
+            continue
+        elif read.shape[read.dim] in (read.shape[at] for at in read.classes):
+            continue  # pairs of samples, of which the diagonal is read: both dimensions are right
+        elif read.by == "gather":
+            if is_over_rows:
+                return _PICKED.format(1), _OVER_CLASSES
+        elif is_over_rows and read.by == "nll_loss":
+            return _OVER_BATCH.format(read.softmax), _OVER_CLASSES
+        elif read.by != "log_softmax":
+            last = read.classes[-1]
+            says = _OVER_OTHERS.format(read.softmax, read.dim, read.shape, read.by, last)
+            return says, f"Use dim={last} there."
+    return "", ""
+
+
+def _are_samples(recording: Recording, read: SoftmaxRead) -> bool:
+    """Whether a second softmax runs over dimension 0, whose size is that of what a trained model takes."""
+    heads = {root_path(recording, i) for i, root in enumerate(recording.roots) if root.trained}
+    taken = {site.shape[0] for site in recording.of_kind("in") if site.path in heads and site.shape}
+    return read.classes == (0,) and read.shape[0] > 1 and read.shape[0] in taken
+
+
+def _takes_turns(read: SoftmaxRead, reads: Sequence[SoftmaxRead]) -> bool:
+    """Whether a softmax is of another one's logarithms, as where rows and columns take turns."""
+    return any(
+        (other.by, other.softmax, other.shape) == (read.softmax, "log_softmax", read.shape)
+        for other in reads
+    )
 
 
 def _judged(chain: Sequence[str]) -> tuple[Severity | None, str, str]:

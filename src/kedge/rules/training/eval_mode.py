@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from kedge.rules.evidence import Evidence, said, said_share, unsaid
 from kedge.rules.naming import NAMED, plain
+from kedge.rules.parameters.unused_param import CutPathEvidence
 from kedge.rules.recorded.optimizers import events_of, has_optimizer
-from kedge.rules.recorded.roots import names_of, root_path
+from kedge.rules.recorded.roots import names_of, root_of, root_path
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import steps_of_training, trained_roots
+from kedge.rules.recorded.wiring import wire
 from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import counted, listed
+from kedge.sites.site import unescape
 from kedge.store.events import ModesEvent
 from kedge.store.recording import Recording
 from kedge.store.rows import Ints
@@ -74,6 +77,7 @@ class EvalMode(Rule):
     name = "the model is trained in evaluation mode"
     severity = "warning"
     of_training = True
+    leads_to = "UNUSED-PARAM INIT-SCALE"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
@@ -102,6 +106,29 @@ class EvalMode(Rule):
         if not events_of(recording, ModesEvent):
             return Lack(self.code, "record of the model's modes", 0, 1, grows=False)
         return too_few(self.code, len(recording.steps), self.min_steps)
+
+    def explains(self, recording: Recording, finding: Finding, other: Finding) -> bool:
+        """Return whether the mode can be the cause of another finding.
+
+        A batch norm that does not normalise leaves the scale at the start as it is; and a parameter
+        of a module that works otherwise in training may be used only there.
+        """
+        mode, unused = finding.evidence, other.evidence
+        if not isinstance(mode, EvalModeEvidence):
+            return True
+        if other.code != "UNUSED-PARAM":
+            modules = wire(recording).modules.items()
+            kinds = [module.type for path, module in modules if path in mode.modules]
+            return any("BatchNorm" in kind for kind in kinds)
+
+        if not isinstance(unused, CutPathEvidence) or not mode.share:
+            return False
+        # The mode is noted only once an optimizer has stepped.
+        was_always = mode.steps / mode.share - mode.steps < 1.5
+        model = names_of(recording, [root_of(recording, "")])
+        owners = {site.path: site.owner or model for site in recording.of_kind("param")}
+        paths = [unescape(site.rpartition(":")[0]) for site in unused.sites]
+        return was_always and all(owners.get(path) in mode.modules for path in paths)
 
     def _finding(
         self, recording: Recording, root: int, phases: list[ModesEvent], shown: tuple[int, int]

@@ -10,6 +10,7 @@ import numpy as np
 from kedge.frames import SourceLine
 from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import line_of, plain
+from kedge.rules.nonfinite.evidence import RowEvidence
 from kedge.rules.recorded.losses import Loss, ascending, losses
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
@@ -111,6 +112,7 @@ class LossBelowZero(Rule):
     severity = "warning"
     of_training = True
     follows = "DOUBLE-SOFTMAX"
+    leads_to = "NAN-BORN"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every line that calls backward."""
@@ -131,6 +133,24 @@ class LossBelowZero(Rule):
                 continue
             if self._falls(loss.values):
                 yield self._unbounded(loss, (chains.get(loss.site.site) or [""])[0])
+
+    def explains(
+        self,
+        recording: Recording,  # noqa: ARG002 - others need it
+        finding: Finding,
+        other: Finding,
+    ) -> bool:
+        """Return whether the loss can be the cause of another finding.
+
+        Of a NaN, if it was made later, where values had grown without end or the loss itself had.
+        """
+        if other.code != "NAN-BORN":
+            return True
+        if other.step <= finding.step:
+            return False
+        rows = other.evidence
+        has_grown = isinstance(rows, RowEvidence) and rows.has_grown
+        return has_grown or other.site == finding.site
 
     def _falls(self, values: Floats) -> bool:
         """Whether a loss falls below zero ever faster."""

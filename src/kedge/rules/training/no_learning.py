@@ -305,14 +305,15 @@ def _classes(recording: Recording, loss: Loss) -> int | None:
 
 
 def _is_over_classes(recording: Recording, loss: Loss) -> bool:
-    """Whether the graph of a loss has a softmax over its last dimension; older recordings do not show the dimension."""
+    """Whether the graph of a loss has a softmax, and over the classes as far as it shows their dimension."""
     graphs = [
         event for event in events_of(recording, LossGraphEvent) if event.site == loss.site.site
     ]
     if not graphs:
         return True
     softmax = any("LogSoftmax" in node for node in graphs[0].nodes[1:3])
-    return softmax and graphs[0].dim in (None, 1, -1)
+    reads = [read for read in graphs[0].softmaxes if read.by == "nll_loss"]
+    return softmax and all(read.dim in read.classes for read in reads)
 
 
 def _reach(recording: Recording) -> float:

@@ -16,20 +16,24 @@ from kedge.json_input.classes import as_json
 from kedge.sites.site import Site
 from kedge.store.events import (
     BadBackwardEvent,
+    DropoutsEvent,
     LossGraphEvent,
     LossOperationEvent,
+    NoWayBackEvent,
     ProducerEvent,
     RunEvent,
 )
 from kedge.torch_internals import modes
-from kedge.torch_internals.autograd_nodes import dimension_of
 from kedge.torch_internals.source_lines import source_of
 from kedge.watch.models.backward_start import BackwardStart, ascends, operation_of, programs_line
 from kedge.watch.records.curves import Arrived, Curves, number_of
+from kedge.watch.records.dropouts_called import dropouts_called
 from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.loss_scaling import LossScaling, unscaled
 from kedge.watch.records.operation_lines import ProducerLines
 from kedge.watch.records.producer import find_able, find_behind_gradients, find_producer
+from kedge.watch.records.softmax_reads import softmaxes_read
+from kedge.watch.records.ways_back import without_a_way_back
 
 _MOST_LINES = 16
 """Most lines that call backward and are kept apart."""
@@ -87,11 +91,28 @@ class Losses:
         self.scale = None
         if scale is not None and measured:
             self.scale = scale.detach().clone()  # the scaler changes it in place
+        has_learned = measured and self.lines.learn(began.tensors)
+        if has_learned or path not in self.described:
+            dropouts = dropouts_called(began.tensors, self.lines)
+            if dropouts:
+                notes.append(DropoutsEvent(step=step, site=path, dropouts=dropouts))
         if path not in self.described:
+            for output, through in without_a_way_back(
+                began.tensors, self.meter.sites.seats.values()
+            ):
+                notes.append(NoWayBackEvent(step=step, site=output, through=through))
             _, operation = operation_of(first)
             self.described[path] = {"operation": operation, "source": as_json(_source(began))}
-            graph = _graph_of(first, path, step, unscaled=scale is not None)
-            notes.append(replace(graph, ascends=began.ascends))
+            notes.append(
+                LossGraphEvent(
+                    step=step,
+                    site=path,
+                    nodes=tuple(node.name() for node in chain_of(first.grad_fn)),
+                    softmaxes=softmaxes_read(began.tensors),
+                    unscaled=scale is not None,
+                    ascends=began.ascends,
+                )
+            )
         changed = self._changed_maker(began, path, step)
         notes += changed
 
@@ -107,7 +128,6 @@ class Losses:
             bad |= self.curves.add_value(step, seat.id, number, measured=measured)
         self.bad |= bad
 
-        has_learned = measured and self.lines.learn(began.tensors)
         if not first.is_cpu and (has_learned or changed or path not in self._able):
             able = self._able.setdefault(path, [])
             able.append((step, find_able(began.tensors, self.lines)))
@@ -242,28 +262,6 @@ def _source(began: BackwardStart) -> SourceLine | None:
     if began.frame is None:
         return None
     return source_of(began.frame)
-
-
-def _graph_of(loss: Tensor, path: str, step: int, *, unscaled: bool) -> LossGraphEvent:
-    """Return the event that describes the graph of a loss, once for each path."""
-    chain = list(chain_of(loss.grad_fn))
-    dim = picked = None
-    for node in chain:
-        if "Gather" in node.name():
-            picked = dimension_of(node)
-        if "Softmax" in node.name():
-            dim = dimension_of(node)
-            break
-    else:
-        picked = None  # of no softmax
-    return LossGraphEvent(
-        step=step,
-        site=path,
-        nodes=tuple(node.name() for node in chain),
-        dim=dim,
-        picked=picked,
-        unscaled=unscaled,
-    )
 
 
 def chain_of(node: Node | None) -> Iterator[Node]:

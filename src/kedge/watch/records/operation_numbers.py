@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 
 from kedge.short_text import counted
 from kedge.sites.operation_names import plain_name
-from kedge.torch_internals.autograd_nodes import first_shape, number_in
+from kedge.torch_internals.autograd_nodes import number_in, shape_of_output
 
 _SUMS_OF_PRODUCTS = (
     "abs", "add", "addbmm", "addmm", "addmv", "baddbmm", "bmm", "convolution", "cumsum", "dot", "linear", "mean",
@@ -175,7 +175,7 @@ def _takes_nothing(node: Node) -> bool:
     before = operand(node, 0)
     if before is None or number_in(node, "reduction") not in (None, _REDUCTION_MEAN):
         return False
-    shape = first_shape(before)
+    shape = shape_of_output(before)
     return shape is not None and math.prod(shape) == 0
 
 

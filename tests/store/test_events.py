@@ -15,6 +15,7 @@ from kedge.store.events import (
     BadOperation,
     BadTensor,
     BatchSizesEvent,
+    Broadcast,
     DropoutCalled,
     DropoutsEvent,
     DumpEvent,
@@ -73,6 +74,7 @@ EVENTS = [
         softmaxes=(
             SoftmaxRead(by="nll_loss", softmax="softmax", dim=0, classes=(1,), shape=(8, 3)),
         ),
+        broadcast=Broadcast(by="sub", shape=(8, 1), to=(8, 8)),
     ),
     LossOperationEvent(step=4, loss="loss", node="AddBackward0", source=LINE),
     ModesEvent(step=0, root=0, training=True, eval=("norm",), rank=2),

@@ -47,6 +47,7 @@ from kedge.rules.training.eval_apart import EvalApart
 from kedge.rules.training.eval_mode import EvalMode
 from kedge.rules.training.loss_below_zero import LossBelowZero
 from kedge.rules.training.no_learning import NoLearning
+from kedge.rules.training.paired_targets import PairedTargets
 from kedge.rules.training.same_batch import SameBatch
 from kedge.rules.training.spike import Spike
 from kedge.rules.training.squashed_logits import SquashedLogits
@@ -75,6 +76,7 @@ ALL: tuple[Rule, ...] = (
     HeavyDropout(),
     DoubleSoftmax(),
     SquashedLogits(),
+    PairedTargets(),
     LossBelowZero(),
     EvalMode(),
     TrainMode(),

@@ -524,6 +524,21 @@ class SoftmaxRead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Broadcast:
+    """An operation of a loss that spreads predictions over a square, with each target beside each of them.
+
+    Attributes:
+        by: The name of the operation.
+        shape: The shape of the predictions.
+        to: The shape of the result.
+    """
+
+    by: str
+    shape: tuple[Count, ...]
+    to: tuple[Count, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoWayBackEvent(RunEvent):
     """A module's output that a loss uses, and from which no gradient comes back to the module's input.
 
@@ -571,6 +586,7 @@ class LossGraphEvent(RunEvent):
 
     Attributes:
         softmaxes: What is read of the softmaxes anywhere behind it, as far as that is known.
+        broadcast: How the loss pairs each prediction with each target; None if it does not.
         unscaled: Whether the loss is recorded without a scaler's scale.
         ascends: Whether the program makes it large: backward began with a negative number.
     """
@@ -579,6 +595,7 @@ class LossGraphEvent(RunEvent):
     site: str = "loss"
     nodes: tuple[str, ...] = ()
     softmaxes: tuple[SoftmaxRead, ...] = left_out(())
+    broadcast: Broadcast | None = left_out(None)
     unscaled: bool = False
     ascends: bool = left_out(False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -730,6 +731,10 @@ def golden_eval_mode(*, fires: bool) -> Golden:
         ([-1.0 - 0.1 * step for step in range(80)], 0),
         ([2.0 - 20.0 * (1 - 0.95**step) for step in range(80)], 0),
         ([-4.0 * 1.1**step for step in range(30)], 0),
+        ([2.0] * 20 + [-0.1, -1.0, -10.0, -1e3, -1e9], 1),
+        ([2.0] * 20 + [-0.1, -1.0, -10.0, -1e3, -1e9, math.nan], 1),
+        ([2.0] * 20 + [-0.1, -1.0, -10.0, -9.0, -1e9], 0),
+        ([2.0] * 20 + [-0.1, -0.2, -0.3, -0.4, -0.5], 0),
     ],
 )
 def test_a_loss_that_falls_below_zero_ever_faster_is_asked_for_its_sign(

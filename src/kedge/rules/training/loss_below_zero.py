@@ -69,11 +69,14 @@ class LossBelowZero(Rule):
 
         Of any other loss: every value of the last quarter is below zero, and their median is at
         least far times the largest of the first head values in magnitude and faster times the
-        median of the quarter before; or beyond times the former. Losses with a moving goal, as in
-        a GAN, are left out.
+        median of the quarter before; or beyond times the former. Or the last head values are
+        below zero, each lower than the one before, and the last of all is beyond times the first
+        in magnitude: so a loss ends that runs away. Losses with a moving goal, as in a GAN, are
+        left out.
 
     Window:
-        All steps with a loss; at least min_losses to see that it falls without bound.
+        All steps with a finite loss; at least min_losses to see that it falls without bound, or
+        twice head if it runs away.
 
     Thresholds:
         - far (10), faster (2): a loss that falls in a straight line reaches 1.4 times the quarter
@@ -131,8 +134,14 @@ class LossBelowZero(Rule):
                 continue
             if loss.site.site in large or has_moving_goal(recording, len(courses)):
                 continue
+            operation = (chains.get(loss.site.site) or [""])[0]
             if self._falls(loss.values):
-                yield self._unbounded(loss, (chains.get(loss.site.site) or [""])[0])
+                quarter = len(loss.values) // 4
+                late = float(np.median(loss.values[-quarter:]))
+                yield self._unbounded(loss, operation, f"and its last quarter is at {late:.3g}")
+            elif self._runs_away(loss.values):
+                how = f"ever faster in the last {self.head} finite values"
+                yield self._unbounded(loss, operation, how)
 
     def explains(
         self,
@@ -164,11 +173,18 @@ class LossBelowZero(Rule):
         is_far = depth >= self.far * first and grows
         return bool(last.max() < 0 and (is_far or depth >= self.beyond * first))
 
-    def _unbounded(self, loss: Loss, operation: str) -> Finding:
-        quarter = len(loss.values) // 4
+    def _runs_away(self, values: Floats) -> bool:
+        """Whether the last values of a loss fall from step to step, to where nothing bounds it."""
+        if len(values) < 2 * self.head:
+            return False
+        last = values[-self.head :]
+        first = float(np.abs(values[: self.head]).max())
+        falls = last[0] < 0 and bool((np.diff(last) < 0).all())
+        return falls and -float(last[-1]) >= self.beyond * first
+
+    def _unbounded(self, loss: Loss, operation: str, how: str) -> Finding:
         first = float(loss.values[0])
         least = float(loss.values.min())
-        late = float(np.median(loss.values[-quarter:]))
         lower = loss.values < loss.values[: self.head].min()
         source = loss.site.source
         where = ""
@@ -180,7 +196,7 @@ class LossBelowZero(Rule):
             site=loss.site.site,
             step=int(loss.steps[lower.argmax()]),
             message=f"The loss ({loss.site.site}{where}) falls without bound: from {first:.3g} to "
-            f"{least:.3g}, and its last quarter is at {late:.3g}. Is its sign right?",
+            f"{least:.3g}, {how}. Is its sign right?",
             evidence=LossBelowZeroEvidence(
                 operation=operation,
                 least=plain(least),

@@ -26,6 +26,7 @@ from kedge.store.events import (
 from kedge.torch_internals import modes
 from kedge.torch_internals.source_lines import source_of
 from kedge.watch.models.backward_start import BackwardStart, ascends, operation_of, programs_line
+from kedge.watch.records.broadcasts import broadcast_in
 from kedge.watch.records.curves import Arrived, Curves, number_of
 from kedge.watch.records.dropouts_called import dropouts_called
 from kedge.watch.records.gradient_checks import GradientChecks
@@ -109,6 +110,7 @@ class Losses:
                     site=path,
                     nodes=tuple(node.name() for node in chain_of(first.grad_fn)),
                     softmaxes=softmaxes_read(began.tensors),
+                    broadcast=broadcast_in(began.tensors),
                     unscaled=scale is not None,
                     ascends=began.ascends,
                 )

@@ -1,0 +1,110 @@
+"""Results that a loss spreads over a square: each prediction against each target.
+
+# Note [A square by mistake]
+Of predictions in a column and targets in a row, or the reverse, PyTorch's broadcasting makes every
+pair: N predictions of shape (N, 1) and N targets of shape (N,) become N by N differences, and their
+mean is a loss that falls, towards the mean of the targets. The graph shows it: an operation near
+the loss has the shape (N, N), and its only operand with a gradient N elements, as a layer or an
+activation left them. Where pairs are meant, the program has given the operand another dimension
+itself, or both operands have gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from kedge.sites.operation_names import plain_name
+from kedge.store.events import Broadcast
+from kedge.torch_internals.autograd_nodes import shape_of_output
+
+_NEAR = 8
+"""Most operations between a loss and the one that spreads its operand."""
+_PAIRS = frozenset(("sub", "rsub", "expand"))
+"""Operations in which a difference spreads its operands; PyTorch's losses expand them first."""
+_DIFFERENCES = frozenset(
+    (
+        *(
+            "abs",
+            "add",
+            "clamp",
+            "clamp_min",
+            "cosh",
+            "div",
+            "huber_loss",
+            "log",
+            "mean",
+            "mse_loss",
+            "mul",
+        ),
+        *("neg", "pow", "rsub", "smooth_l1_loss", "softplus", "sqrt", "sub", "sum"),
+    )
+)
+"""What a loss makes of differences."""
+_COLUMNS = frozenset(
+    (
+        *("addmm", "addmv", "convolution", "elu", "exp", "gelu", "hardtanh", "leaky_relu"),
+        *(
+            "linear",
+            "mm",
+            "mv",
+            "native_dropout",
+            "relu",
+            "reshape_alias",
+            "sigmoid",
+            "silu",
+            "slice",
+        ),
+        *("softplus", "squeeze", "tanh", "unsafe_view", "view"),
+    )
+)
+"""Operations that leave predictions: layers, activations, and what takes dimensions away."""
+
+
+def broadcast_in(losses: Sequence[Tensor]) -> Broadcast | None:
+    """Return the operation by which a loss pairs each prediction with each target; None without one.
+
+    See Note [A square by mistake].
+    """
+    for loss in losses:
+        node = loss.grad_fn
+        for _ in range(_NEAR):
+            if node is None:
+                break
+            found = _spread(node)
+            if found is not None:
+                return found
+            node = _behind(node)
+    return None
+
+
+def _behind(node: Node) -> Node | None:
+    """Return the only operand with a gradient of an operation on differences."""
+    if plain_name(node.name()) not in _DIFFERENCES:
+        return None
+    operands = [before for before, _ in node.next_functions if before is not None]
+    if len(operands) != 1:
+        return None
+    return operands[0]
+
+
+def _spread(node: Node) -> Broadcast | None:
+    operation = plain_name(node.name())
+    shape = shape_of_output(node)
+    if operation not in _PAIRS or shape is None or len(shape) != 2:
+        return None
+    size = shape[0]
+    if size < 2 or shape[1] != size:
+        return None
+    operands = [edge for edge in node.next_functions if edge[0] is not None]
+    if len(operands) != 1:
+        return None
+
+    maker, number = operands[0]
+    assert maker is not None  # noqa: S101 - as asked above
+    given = shape_of_output(maker, number)
+    if given not in ((size, 1), (size,)) or plain_name(maker.name()) not in _COLUMNS:
+        return None
+    return Broadcast(by=operation, shape=given, to=shape)

@@ -33,6 +33,8 @@ from kedge.store.events import (
     OperationsEvent,
     OptimizersEvent,
     OutputSize,
+    Position,
+    PositionEvent,
     PossibleProducer,
     ProducerEvent,
     RecordedOptimizer,
@@ -72,6 +74,11 @@ EVENTS = [
         folder="dump-3", operations=(BadOperation(site="act/log:out", name="log", value="nan"),)
     ),
     OptimizersEvent(optimizers=(RecordedOptimizer(index=0, roots=(0,), rates=(0.1,)),)),
+    PositionEvent(
+        position=Position(step=3, module="fc", direction="backward", source=LINE),
+        seen="2026-11-21T07:00:02+00:00",
+        since="2026-11-21T07:00:00+00:00",
+    ),
     ProducerEvent(step=3, operation="log", among=(PossibleProducer(operation="log"),), of=1),
     RepeatedBatchesEvent(step=0, root=0, times=2, batches=9, loaders=(LoaderWorkers(2, True),)),
     SavedEvent(

@@ -56,7 +56,7 @@ EVENTS = [
     BatchSizesEvent(step=1, root=0, input="ids", batch=50, others=("pixels",)),
     DumpEvent(step=3, site="act:out", folder="dump-3", module="act", value="nan", reached=False),
     EvaluatedOutputsEvent(
-        step=2, root=0, sizes=(OutputSize(step=2, site=":out", rms=0.5),), estimates=("bn",)
+        step=2, root=0, sizes=(OutputSize(step=2, site=":out", rms=0.5),), initial=("bn",)
     ),
     EndEvent(exit=0, steps=9, seconds=2.5, levels={"skipped": 4}),
     FrozenEvent(step=0, root=0, frozen=8, elements=9, parts=(FrozenPart("body", 8, 8),)),

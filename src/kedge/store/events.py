@@ -266,13 +266,16 @@ class OutputSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedOutputsEvent(RunEvent):
-    """The outputs of some evaluations of a trained root, at the end of the run.
+    """The outputs of some evaluations of a root, at the end of the run.
+
+    Of one that no optimizer trains, only if it has `initial` ones.
 
     Attributes:
         step: The step of the first one.
         sizes: How large they were.
         estimates: The paths of modules that compute with what they estimated in training, such as
             batch norms.
+        initial: The paths of modules whose running mean was 0, and the variance 1, in the last one.
     """
 
     kind = "evaluated-outputs"
@@ -280,6 +283,7 @@ class EvaluatedOutputsEvent(RunEvent):
     root: Count
     sizes: tuple[OutputSize, ...]
     estimates: tuple[str, ...] = ()
+    initial: tuple[str, ...] = left_out(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 
-from kedge.rules.naming import plain
 from kedge.rules.recorded.roots import root_paths
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Ints
@@ -193,7 +192,7 @@ class _Jumps:
     ) -> JumpStart:
         """Return the start of the jump."""
         if given is not None:
-            given = plain(given)
+            given = float(f"{given:.6g}")
         return JumpStart(
             kind=kind,
             site=site.site,

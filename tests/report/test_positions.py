@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kedge.frames import SourceLine
 from kedge.report.page.redact import shareable
 from kedge.report.positions import last_positions
@@ -45,6 +47,17 @@ def test_of_a_program_that_runs_only_those_are_told_that_stand_still() -> None:
 
     assert [said.partition(",")[0] for said in last_positions(recording(*looks), running=True)] == [
         "rank 0 was last seen in the forward of experts.0"
+    ]
+
+
+def test_a_rank_that_is_gone_while_others_run_is_told() -> None:
+    """Its last look is ten seconds older than that of another."""
+    gone = replace(look(OTHER, 1, "10:00:08"), seen="2026-01-01T09:59:58+00:00")
+    gone = replace(gone, since=gone.seen)
+    looks = [look(FIRST, 0, "10:00:08"), gone]
+
+    assert list(last_positions(recording(*looks), running=True)) == [
+        "rank 1 was last seen in the forward of experts.3, step 3, at 09:59:58 UTC"
     ]
 
 

@@ -20,7 +20,8 @@ def last_positions(recording: Recording, *, running: bool = False) -> Iterator[s
 
     Args:
         recording: The recording.
-        running: Whether a process still writes it; then only those that stand still are told.
+        running: Whether a process still writes it; then only those are told that stand still, or
+            that were seen long before others.
     """
     ends: dict[Position, list[int]] = {}
     for end in recording.of(EndEvent):
@@ -29,9 +30,13 @@ def last_positions(recording: Recording, *, running: bool = False) -> Iterator[s
     for position, ranks in ends.items():
         yield f"{_who(recording, ranks)} ended {_where(position)}"
 
+    every = recording.of(PositionEvent)
+    newest = max((look.seen for look in every), default="")
     looks: dict[Position, list[PositionEvent]] = {}
-    for look in recording.of(PositionEvent):
-        if not running or _stood(look) >= STILL:
+    for look in every:
+        stands = _between(look.since, look.seen) >= STILL
+        is_gone = _between(look.seen, newest) >= STILL
+        if not running or stands or is_gone:
             looks.setdefault(look.position, []).append(look)
     for position, found in looks.items():
         who = _who(recording, [recording.rank_of(look) for look in found])
@@ -39,7 +44,7 @@ def last_positions(recording: Recording, *, running: bool = False) -> Iterator[s
         if len(found) > 1:
             were = "were"
         last = max(found, key=lambda look: look.seen)
-        stood = max(map(_stood, found))
+        stood = max(_between(look.since, look.seen) for look in found)
         since = ""
         if stood:
             since = f", first seen there {seconds(stood)} before"
@@ -82,13 +87,13 @@ def _named(module: str) -> str:
     return "the model"
 
 
-def _stood(look: PositionEvent) -> float:
-    """Return for how many seconds a rank was seen in the same place."""
-    seen = _moment(look.seen)
-    since = _moment(look.since)
-    if seen is None or since is None:
+def _between(earlier: str, later: str) -> float:
+    """Return the seconds between two times; 0 if one is not known."""
+    begin = _moment(earlier)
+    end = _moment(later)
+    if begin is None or end is None:
         return 0.0
-    return max(seen - since, timedelta()).total_seconds()
+    return max(end - begin, timedelta()).total_seconds()
 
 
 def _time(seen: str) -> str:

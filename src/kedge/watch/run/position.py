@@ -117,8 +117,6 @@ def _of_program(threads: list[RunningCalls]) -> tuple[RunningCalls, tuple[nn.Mod
     """
     busy = [calls for calls in threads if calls.modules or calls.in_backward]
     chosen = next(iter([*busy, *threads]))
-    if threads[0] in busy:
-        chosen = threads[0]
     modules = chosen.modules
     if chosen.in_backward and not modules:
         modules = next((calls.modules for calls in busy if calls.modules), ())
@@ -138,32 +136,42 @@ class PositionNotes:
         self._position = position
         self._path = file
         self._shield = Shield(*_FAILED, tell=tell)
-        self._file = OwnFile(file, OVER)
+        self._file: OwnFile | None = None
         self._last: PositionEvent | None = None
         self._width = 0
         self._ending = _thread.allocate_lock()
         self._ended = _thread.allocate_lock()
 
     def begin(self) -> None:
-        """Look from now on."""
+        """Look from now on; not in a Python without its lock, where frames end while they are read."""
+        is_locked = getattr(sys, "_is_gil_enabled", _always)
+        if is_locked():
+            self._shield(self._begin)
+
+    def _begin(self) -> None:
+        self._file = file = OwnFile(self._path, OVER)
         self._ending.acquire()
         self._ended.acquire()
-        _thread.start_new_thread(self._look_until_end, ())
+        _thread.start_new_thread(self._look_until_end, (file,))
 
     def end(self) -> None:
         """Look no more, and remove the file."""
+        if self._file is None:
+            return
         self._ending.release()
-        self._ended.acquire()
+        # A look may wait for a disk that does not answer; the program does not wait with it.
+        self._ended.acquire(timeout=PAUSE)
         self._file.close()
+        self._file = None
         with suppress(OSError):  # the program may have removed the folder
             self._path.unlink()
 
-    def _look_until_end(self) -> None:
+    def _look_until_end(self, file: OwnFile) -> None:
         while not self._ending.acquire(timeout=PAUSE):
-            self._shield(self._look)
+            self._shield(self._look, file)
         self._ended.release()
 
-    def _look(self) -> None:
+    def _look(self, file: OwnFile) -> None:
         position = self._position.now()
         now = datetime.now(UTC).isoformat(timespec="seconds")
         since = now
@@ -173,4 +181,8 @@ class PositionNotes:
 
         line = dumps(self._last.entry())
         self._width = max(self._width, len(line))  # nothing of a longer one stays behind it
-        self._file.overwrite(f"{line:{self._width}}\n".encode())
+        file.overwrite(f"{line:{self._width}}\n".encode())
+
+
+def _always() -> bool:
+    return True

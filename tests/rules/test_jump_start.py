@@ -88,6 +88,15 @@ def test_what_is_seen_is_said() -> None:
         "At step 60 the values that the model was given (:in) were themselves 39.3 times their "
         "median of the 6 measured steps before: the jump is in the batch."
     )
+    assert str(start(all_after("c:out.grad", 40.0))) == (
+        "At step 60 no output had jumped; the first gradient of the backward pass (c:out.grad) was "
+        "already 39.3 times its median of the 6 measured steps before."
+    )
+    assert str(start(all_after("b:out.grad", 40.0))) == (
+        "At step 60 no output had jumped; b:out.grad was the first gradient in the backward pass "
+        "that did, to 39.3 times its median of the 6 measured steps before; those before it in the "
+        "pass were at most 1.08 times theirs."
+    )
     assert str(start(all_after("a.weight:param.grad", 40.0))) == (
         "At step 60 no output and no gradient of one had jumped; a.weight:param.grad was 39.3 "
         "times its median of the 6 measured steps before, like 2 more: it was changed where "
@@ -154,6 +163,7 @@ def test_a_spike_is_told_with_its_start_if_a_measured_step_is_in_it(kind: str) -
     assert finding.step == JUMP - 1
     assert finding.message.endswith(f" {finding.evidence.begins}")
     assert finding.evidence.begins.site == "a:out"
+    assert finding.remedy.startswith("Look at the weights and buffers of that module")
 
 
 @pytest.mark.parametrize("kind", ["loss", "norm"])

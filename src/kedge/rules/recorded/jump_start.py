@@ -21,6 +21,15 @@ _WINDOW = 20
 _LEAST = 5
 """The least number of them."""
 
+_REMEDIES = {
+    "data": "Look at the batch of that step",
+    "output": "Look at the weights and buffers of that module before that step",
+    "input": "Look at the code between that module and those before it",
+    "loss": "Look at the targets of that step, and at the loss",
+    "gradient": "Look at the backward pass between that module and those after it",
+    "parameter": "Look at what changes or exchanges gradients, such as hooks and an all-reduce",
+}
+
 Kind = Literal["data", "output", "input", "loss", "gradient", "parameter"]
 
 
@@ -30,8 +39,8 @@ class JumpStart:
 
     Attributes:
         kind: ``data`` if it came from outside, ``output`` of a module, or its ``input``, which code
-            between modules made; ``loss`` if it is the gradient with which the backward pass of a
-            model begins, a ``gradient`` of another output, or that of a ``parameter``.
+            between modules made; ``loss`` if it is the first gradient of the backward pass, a
+            ``gradient`` of another output, or that of a ``parameter``.
         site: Where.
         step: The measured step in which it was seen.
         times: How many times its median of the steps before it is.
@@ -47,6 +56,11 @@ class JumpStart:
     given: float | None
     steps: int
     alike: int = 0
+
+    @property
+    def remedy(self) -> str:
+        """What to look at."""
+        return _REMEDIES[self.kind]
 
     def __str__(self) -> str:
         times = f"{self.times:.3g} times"
@@ -69,14 +83,14 @@ class JumpStart:
             )
         if self.kind == "loss":
             return (
-                f"{seen} no output had jumped; the gradient that the loss gives the model "
-                f"({self.site}) was {times} its median {before}."
+                f"{seen} no output had jumped; the first gradient of the backward pass "
+                f"({self.site}) was already {times} its median {before}."
             )
         if self.kind == "gradient":
             return (
                 f"{seen} no output had jumped; {self.site} was the first gradient in the backward "
-                f"pass that did, to {times} its median {before}, where the gradient that it comes "
-                f"from was {self.given:.3g} times its own."
+                f"pass that did, to {times} its median {before}; those before it in the pass were "
+                f"at most {self.given:.3g} times theirs."
             )
         others = ""
         if self.alike:
@@ -179,10 +193,10 @@ class _Jumps:
 
     def in_backward(self, site: SiteInfo, order: Sequence[SiteInfo]) -> JumpStart | None:
         """Return the start at the first gradient of an output that jumped, in the order of backward."""
-        before = [each for each in order[: order.index(site)] if np.isfinite(self.times(each))]
-        if not before:
+        before = [self.times(each) for each in order[: order.index(site)]]
+        given = max(filter(np.isfinite, before), default=None)
+        if given is None:
             return self.start("loss", site, None)
-        given = self.times(before[-1])
         if given > self.times(site) / _ABOVE:
             return None
         return self.start("gradient", site, given)

@@ -205,8 +205,10 @@ class Spike(Rule):
         fate = "came back" if passed else "did not come back"
         begins = self._start(recording, course, highest, (usual + height) / 2)
         where = ""
+        look = "Look at the batch of that step"
         if begins is not None:
             where = f" {begins}"
+            look = begins.remedy
         often = ""
         if len(spikes) > 1:
             often = f", the highest of {len(spikes)} spikes"
@@ -230,7 +232,7 @@ class Spike(Rule):
                 begins=begins,
             ),
             confidence=0.8,
-            remedy="Look at the batch of that step; clip gradients "
+            remedy=f"{look}; clip gradients "
             "(torch.nn.utils.clip_grad_norm_), lower the learning rate or warm it up.",
         )
 

@@ -8,17 +8,21 @@ device or another process; not while code that waits holds Python's lock, when t
 old one and says so.
 
 The thread is not one of `threading`, which a program may list and join. While it reads frames it
-does nothing that lets others run, so none of them ends meanwhile and leaves its tensors to it.
+does nothing that lets others run, so none of them ends meanwhile and leaves its tensors to it. That
+is why Python's search for garbage is off for that moment: it would run what the program does when
+objects end. In Python 3.11 it would even wait for ever for the lock that `sys._current_frames` holds
+(https://github.com/python/cpython/issues/106883).
 """
 
 from __future__ import annotations
 
 import _thread
+import gc
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
@@ -101,13 +105,27 @@ def _threads() -> list[RunningCalls]:
     own = _thread.get_ident()
     main = threading.main_thread().ident
     threads: list[RunningCalls] = []
-    for thread, frame in sys._current_frames().items():
-        calls = running_calls(traceback.walk_stack(frame))
-        if thread == main:
-            threads.insert(0, calls)
-        elif thread != own:
-            threads.append(calls)
+    with _without_collector():
+        for thread, frame in sys._current_frames().items():
+            calls = running_calls(traceback.walk_stack(frame))
+            if thread == main:
+                threads.insert(0, calls)
+            elif thread != own:
+                threads.append(calls)
+        del frame
     return threads
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _of_program(threads: list[RunningCalls]) -> tuple[RunningCalls, tuple[nn.Module, ...]]:

@@ -136,12 +136,14 @@ class _PositionReader:
             seen = signature(self._path)
             if seen == self._seen:
                 return False
-            self._seen = seen
-            line, end, _ = read_regular(self._path).partition(b"\n")
-        if not end:  # it is being written for the first time
+            line, _, _ = read_regular(self._path).partition(b"\n")
+        try:
+            found = read_event(self._path, 1, line)
+        except NotARecording:  # it is being written over just now
             return False
-        self.found = read_event(self._path, 1, line)
-        return isinstance(self.found, PositionEvent) and self.found.since != self.found.seen
+        self._seen = seen
+        self.found = found
+        return isinstance(found, PositionEvent) and found.since != found.seen
 
 
 def signature(path: Path) -> tuple[int, ...]:

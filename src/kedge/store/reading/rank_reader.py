@@ -131,12 +131,13 @@ class _PositionReader:
     def read(self) -> bool:
         """Read the note if it has changed; return whether the program has stood still since the last one."""
         with told(f"read {self._path}"):
-            if not is_there(self._path):
+            try:
+                seen = signature(self._path)
+                if seen == self._seen:
+                    return False
+                line, _, _ = read_regular(self._path).partition(b"\n")
+            except (FileNotFoundError, NotADirectoryError):  # before the first look, and after the end
                 return False
-            seen = signature(self._path)
-            if seen == self._seen:
-                return False
-            line, _, _ = read_regular(self._path).partition(b"\n")
         try:
             found = read_event(self._path, 1, line)
         except NotARecording:  # it is being written over just now

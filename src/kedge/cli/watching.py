@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from kedge.watch.totals import WatchSummary
     from kedge.watch.watcher import Watcher
 
+FINDING = "finding where the error came", "the recording does not say it"
+
 
 class Watching:
     """Watches a program without ever ending it: failures are reported, and the program goes on.
@@ -79,7 +81,8 @@ class Watching:
         """Return where the error came that ended the program; None if that is not known."""
         if self._position is None or error is None or isinstance(error, SystemExit):
             return None
-        return self._ending(self._position.of_error, error)
+        finding = Shield(*FINDING, tell=self._complain)
+        return finding(self._position.of_error, error)
 
     def finish(self) -> WatchSummary | None:
         """Remove every hook.

@@ -136,7 +136,10 @@ class _PositionReader:
                 if seen == self._seen:
                     return False
                 line, _, _ = read_regular(self._path).partition(b"\n")
-            except (FileNotFoundError, NotADirectoryError):  # before the first look, and after the end
+            except (
+                FileNotFoundError,
+                NotADirectoryError,
+            ):  # before the first look, and after the end
                 return False
         try:
             found = read_event(self._path, 1, line)

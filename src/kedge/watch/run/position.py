@@ -42,7 +42,7 @@ from kedge.watch.watcher import Watcher
 PAUSE = 1.0
 """Seconds between two looks."""
 
-_FAILED = "noting where the program is", "a kill will not be told with its place"
+_FAILED = "noting where the program is", "after a kill its module is not told"
 
 
 class ProgramPosition:

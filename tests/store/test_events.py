@@ -37,6 +37,8 @@ from kedge.store.events import (
     OperationsEvent,
     OptimizersEvent,
     OutputSize,
+    Position,
+    PositionEvent,
     PossibleProducer,
     ProducerEvent,
     RecordedOptimizer,
@@ -60,7 +62,7 @@ EVENTS = [
     DropoutsEvent(step=0, site="loss", dropouts=(DropoutCalled(kept=0.03, source=LINE),)),
     DumpEvent(step=3, site="act:out", folder="dump-3", module="act", value="nan", reached=False),
     EvaluatedOutputsEvent(
-        step=2, root=0, sizes=(OutputSize(step=2, site=":out", rms=0.5),), estimates=("bn",)
+        step=2, root=0, sizes=(OutputSize(step=2, site=":out", rms=0.5),), initial=("bn",)
     ),
     EndEvent(exit=0, steps=9, seconds=2.5, levels={"skipped": 4}),
     FrozenEvent(step=0, root=0, frozen=8, elements=9, parts=(FrozenPart("body", 8, 8),)),
@@ -87,6 +89,11 @@ EVENTS = [
         folder="dump-3", operations=(BadOperation(site="act/log:out", name="log", value="nan"),)
     ),
     OptimizersEvent(optimizers=(RecordedOptimizer(index=0, roots=(0,), rates=(0.1,)),)),
+    PositionEvent(
+        position=Position(step=3, module="fc", direction="backward", source=LINE),
+        seen="2026-11-21T07:00:02+00:00",
+        since="2026-11-21T07:00:00+00:00",
+    ),
     ProducerEvent(step=3, operation="log", among=(PossibleProducer(operation="log"),), of=1),
     RepeatedBatchesEvent(step=0, root=0, times=2, batches=9, loaders=(LoaderWorkers(2, True),)),
     SavedEvent(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import shutil
 import signal
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 
 from kedge.errors import NewerFormat, NotARecording
 from kedge.store.columns import BINARY, COLUMNS
-from kedge.store.events import EndEvent, NoteEvent
+from kedge.store.events import EndEvent, NoteEvent, Position, PositionEvent
 from kedge.store.follow import Follower
 from kedge.store.recording import Recording
 from kedge.store.writing.folder import RecordingWriter, create
@@ -315,3 +317,39 @@ def test_a_process_that_writes_as_fast_as_it_can_is_followed(tmp_path: Path, alo
             assert rows.step.tolist() == list(range(50 * (each.id // 20), len(steps)))
             np.testing.assert_array_equal(rows.sum, each.id + rows.step * 1000.0)
     assert_same(found[-1], Recording.open(tmp_path / "r.kedge"))
+
+
+def test_only_a_program_that_stands_still_is_news_by_its_position(tmp_path: Path) -> None:
+    """Each second there is another one; after the end the file does not count."""
+
+    def note(since: str, seen: str, end: str = "\n") -> None:
+        at = Position(step=3, module="fc", direction="forward")
+        line = json.dumps(PositionEvent(position=at, since=since, seen=seen).entry())
+        file = folder / "position.json"
+        file.write_text(f"{line:300}{end}", encoding="utf-8")
+        os.utime(file, ns=(next(times), next(times)))  # the clock of files is a coarse one
+
+    times = itertools.count()
+    folder = tmp_path / "it.kedge"
+    with create(folder, {}, force=False) as writer:
+        writer.sites([site(0)], [ROOT])
+        write(writer, 0, [0])
+        follower = Follower(folder)
+        assert follower.poll() is not None
+
+        note("10:00:01", "10:00:01", end="")
+        assert follower.poll() is None
+        note("10:00:02", "10:00:02")
+        assert follower.poll() is None
+        note("10:00:02", "10:00:03")
+        standing = follower.poll()
+        assert follower.poll() is None
+
+        writer.event(EndEvent(exit=1))
+        ended = follower.poll()
+
+    assert standing is not None
+    assert ended is not None
+    assert [look.seen for look in standing.of(PositionEvent)] == ["10:00:03"]
+    assert ended.of(PositionEvent) == ()
+    assert_same(ended, Recording.open(folder))

@@ -175,6 +175,7 @@ def _run(program: Program, order: WatchOptions, output: Output) -> Ending:
     recorder = _recorder(program, order, output, report)
     watching = Watching(recorder, order, report, strict=output.strict)
     watching.place = recorder.folder
+    recorder.begun = lambda folder: watching.note_position(folder, launch.rank)
     before = BeforeProgram()
     folder = Path.cwd()
     watching.begin()
@@ -240,11 +241,12 @@ class RunEnd:
         return ending
 
     def _finish(self, ending: Ending) -> WatchSummary | None:
+        position = self.watching.position_of(ending.error)
         summary = self.watching.finish()
         if summary is not None:
             from kedge.watch.run.end_event import end_of
 
-            self.recorder.event(end_of(summary, ending.status, ending.error))
+            self.recorder.event(end_of(summary, ending.status, ending.error, position))
         self.recorder.close()
         return summary
 

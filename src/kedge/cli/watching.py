@@ -14,9 +14,13 @@ from kedge.stderr import Shield, reports_to
 from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions
 
 if TYPE_CHECKING:
+    from kedge.store.events import Position
     from kedge.watch.records.writer import StepSink
+    from kedge.watch.run.position import PositionNotes, ProgramPosition
     from kedge.watch.totals import WatchSummary
     from kedge.watch.watcher import Watcher
+
+FINDING = "finding where the error came", "the recording does not say it"
 
 
 class Watching:
@@ -51,6 +55,8 @@ class Watching:
         self.watch: Watcher | None = None
         self.holding = holding
         self._entering = 0.0
+        self._position: ProgramPosition | None = None
+        self._notes: PositionNotes | None = None
         self._undo = ExitStack()
         self._import = AfterImport("torch", self._begin)
 
@@ -60,6 +66,23 @@ class Watching:
         ignore_warnings()
         self._undo.callback(show_warnings)
         self._import.install()
+
+    def note_position(self, folder: Path, rank: int) -> None:
+        """Note from now on where the program is, in the recording of a rank."""
+        from kedge.store.reading.json_files import position_file
+        from kedge.watch.run.position import PositionNotes
+
+        if self._position is not None:
+            file = folder / position_file(rank)
+            self._notes = PositionNotes(self._position, file, self._complain)
+            self._notes.begin()
+
+    def position_of(self, error: BaseException | None) -> Position | None:
+        """Return where the error came that ended the program; None if that is not known."""
+        if self._position is None or error is None or isinstance(error, SystemExit):
+            return None
+        finding = Shield(*FINDING, tell=self._complain)
+        return finding(self._position.of_error, error)
 
     def finish(self) -> WatchSummary | None:
         """Remove every hook.
@@ -73,6 +96,8 @@ class Watching:
             self._beginning.off = True
             if self.watch is None:
                 return None
+            if self._notes is not None:
+                self._notes.end()
             self._ending(self.watch.__exit__, None, None, None)
             # Read before that call, whose time is not the program's.
             summary = self.watch.summary
@@ -109,8 +134,10 @@ class Watching:
         import kedge.rules.project_config
         import kedge.watch.run.end_event  # noqa: F401
         from kedge.watch.run.begin import make_watch
+        from kedge.watch.run.position import ProgramPosition
 
         self.watch = make_watch(self.log, self.order, self.place)
         self.watch.models.holding = self.holding
+        self._position = ProgramPosition(self.watch)
         self.watch.__enter__()
         self._entering = perf_counter() - began

@@ -41,6 +41,8 @@ NEW = APPEND | os.O_EXCL
 
 FRESH = APPEND | os.O_TRUNC
 """The flags of a file that is emptied first."""
+OVER = os.O_WRONLY | os.O_CREAT | _BINARY
+"""The flags of a file that is made if it is missing, and written again from its beginning."""
 
 
 class Closable(Protocol):
@@ -129,7 +131,7 @@ class OwnFile(OwnDescriptor):
 
     Args:
         path: The file.
-        flags: How `os.open` opens it: `APPEND`, `NEW` or `FRESH`.
+        flags: How `os.open` opens it: `APPEND`, `NEW`, `FRESH` or `OVER`.
 
     Attributes:
         path: The absolute path.
@@ -151,6 +153,11 @@ class OwnFile(OwnDescriptor):
         if not self.check().st_nlink:
             raise OSError(errno.ESTALE, "it was removed while it was being written")
         return os.write(self._number, content)
+
+    def overwrite(self, content: bytes) -> None:
+        """Write a short content over the beginning of a file that was opened with `OVER`."""
+        os.lseek(self.fileno(), 0, os.SEEK_SET)
+        os.write(self._number, content)
 
     def cut(self, size: int) -> None:
         """Remove everything behind so many bytes."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 from rich.text import Text
 
 from kedge.errors import BeingWritten, RecordingError
-from kedge.short_text import counted, listed, percent, seconds
+from kedge.report.positions import last_positions, ranks_named
+from kedge.short_text import counted, percent, seconds
 from kedge.shown_text import typed, visible
 from kedge.store.events import EndEvent, StoppedEvent
 from kedge.store.recording import Recording
@@ -17,7 +18,6 @@ from kedge.store.writing.lock import LOCK, check_written
 
 #: The name of a program that its recording does not name.
 UNNAMED = "a program without a name"
-_NAMED_RANKS = 8
 
 
 def command_of(manifest: Mapping[str, Any]) -> str:
@@ -103,16 +103,10 @@ def lost_ranks(recording: Recording) -> Iterator[str]:
     ranks = set(recording.ranks)
     absent = sorted(set(range(world)) - ranks)
     if absent:
-        yield f"{_named(absent)} recorded nothing"
+        yield f"{ranks_named(absent)} recorded nothing"
     cut = sorted(ranks - ended)
     if cut:
-        yield f"{_named(cut)} have no recorded end: killed, or still running"
-
-
-def _named(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {listed([str(rank) for rank in ranks], _NAMED_RANKS)}"
+        yield f"{ranks_named(cut)} have no recorded end: killed, or still running"
 
 
 def stopped_writing(event: StoppedEvent) -> str:
@@ -124,6 +118,7 @@ def stopped_writing(event: StoppedEvent) -> str:
 
 def _troubles(recording: Recording) -> Iterator[Text]:
     end = recording.end
+    written = is_written(recording)
     for trouble in lost_ranks(recording):
         yield Text(trouble, "yellow")
     if recording.truncated:
@@ -137,7 +132,7 @@ def _troubles(recording: Recording) -> Iterator[Text]:
             False: "was killed, or could not write any more",
             None: "is running, or was killed",
         }
-        said = f"the recording has no end: the program {endings[is_written(recording)]}"
+        said = f"the recording has no end: the program {endings[written]}"
         if len(recording.steps):
             said += f"; the last measured step is {recording.steps[-1]}"
         yield Text(said, "yellow")
@@ -145,3 +140,5 @@ def _troubles(recording: Recording) -> Iterator[Text]:
         yield Text(f"ended with exit status {end.exit}: {end.error}", "bold red")
     elif end.exit:
         yield Text(f"ended with exit status {end.exit}", "bold red")
+    for place in last_positions(recording, running=written is True):
+        yield Text(place, "yellow")

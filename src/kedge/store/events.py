@@ -151,8 +151,47 @@ class StoppedEvent(RunEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where a program was.
+
+    Attributes:
+        step: The step.
+        module: The innermost module whose call ran; empty for the model itself, None outside of
+            modules. A module that no model holds is its class.
+        direction: ``backward`` in a backward pass, else ``forward`` in a module; None outside of
+            both.
+        source: The innermost line of the program's own code.
+    """
+
+    step: Count
+    module: str | None = None
+    direction: Literal["forward", "backward"] | None = None
+    source: SourceLine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionEvent(RunEvent):
+    """Where the program was when it was last looked at; it is in a file of its own.
+
+    Attributes:
+        position: The place.
+        seen: The time of the last look.
+        since: The time of the first one that found it there, with all looks between them.
+    """
+
+    kind = "position"
+    position: Position
+    seen: str
+    since: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndEvent(RunEvent):
-    """The end of the run, as far as Kedge saw it; what an older version did not write is None."""
+    """The end of the run, as far as Kedge saw it; what an older version did not write is None.
+
+    Attributes:
+        position: Where the error came that ended it.
+    """
 
     kind = "end"
     exit: int | None = None
@@ -163,6 +202,7 @@ class EndEvent(RunEvent):
     slowdown: float | None = None
     levels: Mapping[str, Count] | None = None
     error: str | None = None
+    position: Position | None = left_out(None)
 
 
 # -- the training --------------------------------------------------------------------------------
@@ -226,13 +266,16 @@ class OutputSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedOutputsEvent(RunEvent):
-    """The outputs of some evaluations of a trained root, at the end of the run.
+    """The outputs of some evaluations of a root, at the end of the run.
+
+    Of one that no optimizer trains, only if it has `initial` ones.
 
     Attributes:
         step: The step of the first one.
         sizes: How large they were.
         estimates: The paths of modules that compute with what they estimated in training, such as
             batch norms.
+        initial: The paths of modules whose running mean was 0, and the variance 1, in the last one.
     """
 
     kind = "evaluated-outputs"
@@ -240,6 +283,7 @@ class EvaluatedOutputsEvent(RunEvent):
     root: Count
     sizes: tuple[OutputSize, ...]
     estimates: tuple[str, ...] = ()
+    initial: tuple[str, ...] = left_out(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

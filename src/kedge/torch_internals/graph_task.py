@@ -72,7 +72,7 @@ def backward_call() -> BackwardCall | None:
 
     It is read from the frames of this thread, or of the one that it works for.
     """
-    run = find(_RUN)
+    run = find(RUN)
     apply = find(_APPLY)
     if run is None or apply is None:
         return None
@@ -99,5 +99,7 @@ def _read(frame: FrameType, *, nested: bool) -> BackwardCall | None:
     return BackwardCall(tuple(here.get("t_outputs", ())), tuple(given[0]), nested)
 
 
-_RUN = "torch.autograd.graph:_engine_run_backward.__code__"
+RUN = "torch.autograd.graph:_engine_run_backward.__code__"
+"""Where the code is in which the program's thread waits for a backward pass."""
+
 _APPLY = "torch.autograd.function:BackwardCFunction.apply.__code__"

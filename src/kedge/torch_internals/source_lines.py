@@ -111,6 +111,17 @@ def source_of(frame: FrameType) -> SourceLine:
     names: dict[str, Any] | None = frame.f_globals
     if frame.f_globals.get("__file__") != code.co_filename:
         names = None
+    return line_of(code, line, names)
+
+
+def line_of(code: CodeType, line: int, names: dict[str, Any] | None = None) -> SourceLine:
+    """Return one line of some code.
+
+    Args:
+        code: The code.
+        line: The number of the line.
+        names: The names of its module, whose loader may know the text; None for the file alone.
+    """
     text = linecache.getline(code.co_filename, line, names).strip()
     return SourceLine(place_of(code.co_filename), line, code.co_qualname, text[:_LONGEST] or None)
 

@@ -24,6 +24,7 @@ from kedge.report.page.document import condense
 from kedge.report.page.live import News, PageServer, running
 from kedge.report.shown_run import ShownRun
 from kedge.rules.registry import check
+from kedge.store.events import Position, PositionEvent
 from kedge.store.follow import Follower
 from kedge.store.recording import Recording
 from tests.report.page.runs import Run
@@ -276,11 +277,25 @@ def test_the_page_and_the_report_tell_a_killed_run_from_a_running_one(
             list(head(Recording.open(follower.path)))[-1]
         )
 
+        look = PositionEvent(
+            position=Position(step=1, module="fc", direction="forward"),
+            since="2026-01-01T10:00:00+00:00",
+            seen="2026-01-01T10:00:08+00:00",
+        )
+        line = json.dumps(look.entry())
+        (follower.path / "position.json").write_text(f"{line}\n", encoding="utf-8")
+        news.refresh()
+        assert page.locator("#troubles").inner_text() == ""
+
         made.writer.close()
         news.refresh()
         page.wait_for_selector(".pill.error")
         assert page.locator("#status").inner_text() == "✗ killed: the recording has no end"
-        assert "the program was killed, or could not write any more; the last" in str(
-            list(head(Recording.open(follower.path)))[-1]
+        assert page.locator("#troubles").inner_text() == (
+            "The program was last seen in the forward of fc, step 1, at 10:00:08 UTC, "
+            "first seen there 8 s before."
         )
+        *_, killed, seen = map(str, head(Recording.open(follower.path)))
+        assert "the program was killed, or could not write any more; the last" in killed
+        assert "was last seen in the forward of fc, step 1" in seen
         page.goto("about:blank")

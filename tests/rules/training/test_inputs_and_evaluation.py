@@ -250,6 +250,77 @@ def test_other_outputs_of_evaluation_are_no_finding(event):
     assert evaluated(event) == []
 
 
+def of_statistics(
+    initial: tuple[str, ...], at: int = 40, train: tuple[str, ...] = ("fc",)
+) -> Course:
+    """Make a training with a module in training mode, and running statistics of the beginning at some step."""
+    event = sized((at, 0.1), estimates=("fc", "other"))
+    course = training({**event, "initial": list(initial)})
+    modes = {"kind": "modes", "step": 0, "root": 0, "training": True, "train": list(train)}
+    course.events.append(modes)
+    return course
+
+
+def test_statistics_that_training_never_updated_are_a_warning():
+    """Those of modules that ran in training mode."""
+    (finding,) = EvalApart().check(of_statistics(("fc", "other")).recording())
+
+    assert (finding.severity, finding.site, finding.step) == ("warning", "fc:out", 40)
+    assert finding.message == (
+        "Net was evaluated at step 40 with running statistics that were never updated: fc has a "
+        "mean of 0 and a variance of 1, though it was in training mode while the model was trained."
+    )
+    assert (finding.evidence.modules, finding.evidence.of) == (["fc"], 2)
+
+
+@pytest.mark.parametrize(
+    "course",
+    [
+        of_statistics(()),
+        of_statistics(("other",), train=("fc", "other")),
+        of_statistics(("fc",), train=()),
+        of_statistics(("fc",), at=19),
+    ],
+    ids=["updated", "never called", "in evaluation mode", "before the training has settled"],
+)
+def test_other_statistics_of_the_beginning_are_no_finding(course):
+    """A module that was not trained cannot have updated them, and EVAL-MODE tells one in evaluation mode."""
+    assert list(EvalApart().check(course.recording())) == []
+
+
+def copied(
+    unchanged: list[str], types: tuple[str, ...] = ("Copy", "Net", "Norm"), **own: Any
+) -> Any:
+    """Check a copy of a trained model, which no optimizer trains."""
+    course = of_statistics(())
+    course.events[0] = {**course.events[0], **own}
+    course.roots[0]["modules"] = [{"path": "", "type": "Net"}, {"path": "fc", "type": "Norm"}]
+    modules = [{"path": f"Copy.{at}", "type": kind} for at, kind in enumerate(types)]
+    course.roots.append({"name": "Copy", "prefix": "Copy", "trained": False, "modules": modules})
+    event = {**sized((40, 0.1), estimates=("Copy.2",)), "initial": unchanged, "step": 0, "root": 1}
+    course.events.append(event)
+    return list(EvalApart().check(course.recording()))
+
+
+def test_a_copy_whose_buffers_were_not_copied_is_a_warning():
+    """Its parameters are those of a trained model, whose statistics follow the training."""
+    (finding,) = copied(["Copy.2"])
+
+    assert finding.message == (
+        "Copy, a copy of Net that no optimizer trains, was evaluated at step 40 with running "
+        "statistics that were never updated: Copy.2 has a mean of 0 and a variance of 1, though "
+        "those of Net were updated in training."
+    )
+    assert finding.remedy.startswith("Copy the buffers with the parameters")
+
+
+def test_other_models_that_are_not_trained_are_no_copies():
+    """One of other modules is on its own; and beside a model whose statistics are initial, the copy is no news."""
+    assert copied([]) == []
+    assert copied(["Copy.2"], ("Copy", "Net")) == []
+    assert [finding.evidence.copy_of for finding in copied(["Copy.2"], initial=["fc"])] == [""]
+
+
 def test_one_sample_beside_a_batch_is_info():
     """Whether it is broadcast cannot be seen from outside."""
     event = {"kind": "batch-sizes", "input": "ids", "batch": 50, "others": ["pixels"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -251,6 +252,34 @@ def test_the_sizes_of_evaluated_outputs_are_noted_with_what_estimates() -> None:
         largest = max(model(torch.randn(60, 4)).square().mean().sqrt() for _ in range(20))
     assert 0 < note["sizes"][-1]["rms"] < 2 * largest
     assert notes(training(net(), lambda model: calls(model, mode=True)), "evaluated-outputs") == []
+
+
+@pytest.mark.parametrize(("momentum", "initial"), [(0.1, []), (0.0, ["1"])])
+def test_statistics_that_were_never_updated_are_noted(momentum: float, initial: list[str]) -> None:
+    """In the last evaluation; the model may be gone at the end."""
+
+    def program() -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=momentum))
+        training(model, lambda model: calls(model, mode=False))()
+
+    (note,) = notes(program, "evaluated-outputs")
+
+    assert note.get("initial", []) == initial
+
+
+def test_those_of_a_copy_that_is_not_trained_are_noted_as_well() -> None:
+    """Only where they were never updated, and again after twice as many steps."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+    def evaluating(copied: nn.Module) -> list[dict[str, Any]]:
+        trains = training(model, lambda _: calls(copied, mode=False, times=1), epochs=14)
+        return [note for note in notes(trains, "evaluated-outputs") if note["root"] == 1]
+
+    (note,) = evaluating(copy.deepcopy(model))
+    assert note["initial"] == ["Sequential.1"]
+    assert [each["step"] for each in note["sizes"]] == [16, 24, 48, 96]
+    assert evaluating(nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4))) == []
+    assert evaluating(nn.BatchNorm1d(4, track_running_stats=False)) == []
 
 
 @pytest.mark.parametrize("norm", ["hook", "parametrization"])

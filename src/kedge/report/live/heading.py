@@ -8,6 +8,7 @@ from rich.text import Text
 
 from kedge.report.head import UNNAMED, stopped_writing
 from kedge.report.live.reading import RunReader, RunState
+from kedge.report.positions import last_positions
 from kedge.report.shown_run import ShownRun
 from kedge.short_text import compact, counted, percent, seconds
 from kedge.store.recording import Recording
@@ -45,6 +46,9 @@ def heading(reader: RunReader) -> Text:
     trouble = _trouble(state, shown_run.recording)
     if trouble:
         lines.append(Text(trouble, "red"))
+    running = state is RunState.RUNNING
+    places = last_positions(shown_run.recording, running=running)
+    lines += [Text(place, "red") for place in places]
     return Text("\n").join(lines)
 
 

@@ -15,6 +15,7 @@ from kedge.report.page.figures import figure
 from kedge.report.page.modules import folds_of, groups_of, modules_of, owners_of
 from kedge.report.page.sheets import sheets_of, shown_steps
 from kedge.report.page.step_bins import Bins, Grouping
+from kedge.report.positions import last_positions
 from kedge.report.shown_run import ShownRun
 from kedge.report.verdict import advice, lack_of
 from kedge.rules.registry import by_code, explain
@@ -190,6 +191,8 @@ def _head(shown_run: ShownRun) -> dict[str, Any]:
     shown["early"] = shown_run.early
     shown["written"] = shown_run.written
     shown["pace"] = shown_run.pace
+    running = shown_run.written is True
+    shown["positions"] = list(last_positions(recording, running=running))
     return shown
 
 

@@ -13,6 +13,7 @@ from kedge.store.events import (
     EndEvent,
     LossOperationEvent,
     OperationsEvent,
+    PositionEvent,
     ProducerEvent,
     RunEvent,
     SavedEvent,
@@ -71,8 +72,18 @@ def _event(event: RunEvent) -> RunEvent:
         return replace(event, file=None, line=None, function=None, text=None, among=among)
     if isinstance(event, LossOperationEvent):
         return replace(event, source=None)
-    if isinstance(event, EndEvent) and event.error:
-        return replace(event, error=event.error.partition(":")[0])
+    if isinstance(event, PositionEvent):
+        return replace(event, position=replace(event.position, source=None))
+    if isinstance(event, EndEvent):
+        return _end(event)
+    return event
+
+
+def _end(event: EndEvent) -> EndEvent:
+    if event.error:
+        event = replace(event, error=event.error.partition(":")[0])
+    if event.position is not None:
+        event = replace(event, position=replace(event.position, source=None))
     return event
 
 

@@ -9,8 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from kedge.rules.evidence import Evidence, places, said
+from kedge.rules.evidence import Evidence, places, said, unsaid
 from kedge.rules.naming import NAMED, plain
+from kedge.rules.recorded.jump_start import JumpStart, jump_start
 from kedge.rules.recorded.optimizers import later_starts
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import too_few
@@ -32,6 +33,7 @@ class GradExplodeEvidence(Evidence):
     update_ratio: float | None = said("update relative to the parameter {}")
     ends_badly: bool = said("the run ends with values that are not finite")
     shares: Mapping[str, float | None] = places("share at each site")
+    begins: JumpStart | None = unsaid(unless=None)
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,13 @@ class GradExplode(Rule):
         - ruin (1): the weights at least double. A bad batch changed them by less than 0.2.
         - min_history (20): samples to compare with.
         - rising (3): like sustained, for a run that is too short for the first formula.
+        - jump (4): what the norm is more than so many times that of the step before has jumped, and
+          not grown.
 
     Evidence:
         The norm and its bar, the largest norm, the update ratio from there on, and the parameters
-        with the largest share of the norm.
+        with the largest share of the norm. If the norm jumped and a measured step shows it: where
+        that begins, as SPIKE says it.
 
     Remedy:
         Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), and
@@ -100,6 +105,7 @@ class GradExplode(Rule):
     ruin: float = 1.0
     min_history: int = 20
     rising: int = 3
+    jump: float = 4.0
 
     code = "GRAD-EXPLODE"
     name = "the gradient grew far beyond its past and stayed there"
@@ -204,6 +210,10 @@ class GradExplode(Rule):
         fate = "and stayed above it"
         if norms.ends_badly:
             fate = "and was not finite at the end"
+        begins = self._start(norms, at)
+        where = ""
+        if begins is not None:
+            where = f" {begins}"
         confidence = 0.7
         if (norms.steps < step - self._lag(norms)).sum() >= self.min_history:
             confidence = 0.9
@@ -214,7 +224,7 @@ class GradExplode(Rule):
             step=step,
             message=f"The norm of the gradients was {norm:.3g} at step {step}, above "
             f"the limit of {bar:.3g} set by the run's own past, {fate} (largest: "
-            f"{largest:.3g}); {next(iter(parts))} has the largest share.",
+            f"{largest:.3g}); {next(iter(parts))} has the largest share.{where}",
             evidence=GradExplodeEvidence(
                 norm=plain(norm),
                 bar=plain(bar),
@@ -223,12 +233,21 @@ class GradExplode(Rule):
                 update_ratio=plain(harm),
                 ends_badly=norms.ends_badly,
                 shares=parts,
+                begins=begins,
             ),
             confidence=confidence,
             remedy="Lower the learning rate or warm it up, clip gradients "
             "(torch.nn.utils.clip_grad_norm_), and look at the batch of this step "
             "and at the parameter with the largest share.",
         )
+
+    def _start(self, norms: _Norms, at: int) -> JumpStart | None:
+        """Return where the norm's jump begins; None if it grew over several steps, or that was not measured."""
+        if not at or not norms.total[at] > self.jump * norms.total[at - 1]:
+            return None
+        steps = norms.steps[at : at + self.sustained]
+        roots = {norms.sites[0].root}
+        return jump_start(norms.recording, roots, steps, backward=True)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ import numpy as np
 from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.course import Course
+from kedge.rules.recorded.jump_start import JumpStart, jump_start
 from kedge.rules.recorded.losses import losses, whole_steps
 from kedge.rules.recorded.optimizers import later_starts
 from kedge.rules.recorded.samples import too_few
+from kedge.rules.recorded.trained import trained_roots
 from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats
@@ -30,6 +32,7 @@ class SpikeEvidence(Evidence):
     steps: Sequence[int] = said("steps {}")
     came_back: bool = said("it came back to the level before", no="it did not come back")
     course: Sequence[float | None] = unsaid()
+    begins: JumpStart | None = unsaid(unless=None)
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,10 @@ class Spike(Rule):
 
     Evidence:
         The height, the usual value, the steps of all spikes, and whether the value had come back
-        within ten steps of the last one.
+        within ten steps of the last one. If the highest spike has a measured step: the first value
+        in the order of the forward that is four times its median of up to 20 measured steps before,
+        and twice the greatest of them; for the norm of the gradients, else the first gradient in
+        the order of the backward that is ten times its own.
 
     Remedy:
         Look at the batch of that step, clip gradients (torch.nn.utils.clip_grad_norm_), lower the
@@ -95,8 +101,8 @@ class Spike(Rule):
         training of PaLM did.
 
     Cannot see:
-        Whether the batch, the rate or the precision made the jump; jumps within the first
-        min_history steps, and rises that take longer than recent steps.
+        Whether the batch, the rate or the precision made the jump, if no measured step fell on it;
+        jumps within the first min_history steps, and rises that take longer than recent steps.
     """
 
     rtol: float = 2.0
@@ -126,13 +132,15 @@ class Spike(Rule):
             norms = _norm(recording, site)
             starts = later_starts(recording, site.root)
             found = _in_each(norms, starts, self._jumps)
-            findings = self._finding(norms, found, f"The norm of the gradients ({site.site})")
+            findings = self._finding(
+                recording, norms, found, f"The norm of the gradients ({site.site})"
+            )
             yield from (_excused(finding, excuse) for finding in findings)
         if has_moving_goal(recording, len(known)):
             excuse = _MOVING
         for loss in known:
             found = _in_each(loss, later_starts(recording), self._losses)
-            findings = self._finding(loss, found, f"The loss ({loss.site.site})")
+            findings = self._finding(recording, loss, found, f"The loss ({loss.site.site})")
             yield from (_excused(finding, excuse) for finding in findings)
 
     def lacking(self, recording: Recording) -> Lack | None:
@@ -173,7 +181,9 @@ class Spike(Rule):
             if values[at] > self.factor * past.max() > 0:
                 yield at
 
-    def _finding(self, course: Course, found: Iterable[int], what: str) -> Iterator[Finding]:
+    def _finding(
+        self, recording: Recording, course: Course, found: Iterable[int], what: str
+    ) -> Iterator[Finding]:
         at = list(found)
         spikes = [
             place
@@ -193,6 +203,12 @@ class Spike(Rule):
         after = course.values[spikes[-1] + 1 :][-self.recent :]
         passed = len(after) > 0 and bool(np.median(after) < (usual + height) / 2)
         fate = "came back" if passed else "did not come back"
+        begins = self._start(recording, course, highest, (usual + height) / 2)
+        where = ""
+        look = "Look at the batch of that step"
+        if begins is not None:
+            where = f" {begins}"
+            look = begins.remedy
         often = ""
         if len(spikes) > 1:
             often = f", the highest of {len(spikes)} spikes"
@@ -202,7 +218,7 @@ class Spike(Rule):
             site=course.site.site,
             step=step,
             message=f"{what} jumped from {usual:.3g} to {height:.3g} at step "
-            f"{step}{often}; it {fate}.",
+            f"{step}{often}; it {fate}.{where}",
             evidence=SpikeEvidence(
                 height=plain(height),
                 usual=plain(usual),
@@ -213,11 +229,25 @@ class Spike(Rule):
                     plain(value)
                     for value in course.values[max(0, highest - NAMED) : highest + NAMED]
                 ],
+                begins=begins,
             ),
             confidence=0.8,
-            remedy="Look at the batch of that step; clip gradients "
+            remedy=f"{look}; clip gradients "
             "(torch.nn.utils.clip_grad_norm_), lower the learning rate or warm it up.",
         )
+
+    def _start(
+        self, recording: Recording, course: Course, at: int, high: float
+    ) -> JumpStart | None:
+        """Return where the first measured step of a spike begins to differ; None if it has none."""
+        values = course.values[at : at + self.recent]
+        ends = np.flatnonzero(values < high)
+        steps = course.steps[at : at + int(min([*ends, len(values)]))]
+        is_norm = course.site.kind == "grad.norm"
+        roots = trained_roots(recording)
+        if is_norm:
+            roots = frozenset({course.site.root})
+        return jump_start(recording, roots, steps, backward=is_norm)
 
 
 def _excused(finding: Finding, excuse: str) -> Finding:

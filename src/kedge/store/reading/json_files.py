@@ -124,6 +124,13 @@ def events_file(rank: int = 0) -> str:
     return f"events-{rank}.jsonl"
 
 
+def position_file(rank: int = 0) -> str:
+    """Return the name of the file in which a rank notes where it is."""
+    if rank == 0:
+        return "position.json"
+    return f"position-{rank}.json"
+
+
 def read_ranks(folder: Path) -> tuple[int, ...]:
     """Return the ranks that have started to write statistics."""
     with told(f"read {folder}"):

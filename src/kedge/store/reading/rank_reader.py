@@ -7,6 +7,8 @@ from pathlib import Path
 
 from kedge.errors import NotARecording
 from kedge.files.atomic_write import told
+from kedge.json_input.reading import read_regular
+from kedge.store.events import EndEvent, PositionEvent, RunEvent
 from kedge.store.reading.batches import BatchFinder
 from kedge.store.reading.by_site import FileRows
 from kedge.store.reading.events import EventsReader
@@ -15,6 +17,8 @@ from kedge.store.reading.json_files import (
     RootsAndSites,
     events_file,
     is_there,
+    position_file,
+    read_event,
     read_sites,
     sites_file,
 )
@@ -32,6 +36,7 @@ class RankReader:
         self._events = EventsReader(folder / events_file(rank))
         self._finder = BatchFinder(folder / STATS.format(rank=rank))
         self._sites = _SitesReader(folder, rank)
+        self._position = _PositionReader(folder / position_file(rank))
         self._parts: list[FileRows] = []
 
     def read(self) -> bool:
@@ -50,7 +55,8 @@ class RankReader:
             self._parts = _appended(self._parts, FileRows(found))
         new_sites = self._sites.read()
         self.torn = self._events.torn or self._finder.torn
-        return new_events or new_sites or found is not None
+        stands_still = self._position.read()
+        return new_events or new_sites or stands_still or found is not None
 
     def _is_begun(self) -> bool:
         with told(f"read {self._finder.path}"):
@@ -69,8 +75,11 @@ class RankReader:
                 "copy the whole folder again, or record the run again"
             )
         roots, sites = self._sites.found or ((), ())
-        events = tuple(self._events.events)
-        return RankShare(self.rank, roots, sites, events, StatsTable(parts=self._parts))
+        events = list(self._events.events)
+        position = self._position.found
+        if position is not None and not any(isinstance(event, EndEvent) for event in events):
+            events.append(position)
+        return RankShare(self.rank, roots, sites, tuple(events), StatsTable(parts=self._parts))
 
 
 def _appended(parts: list[FileRows], new: FileRows) -> list[FileRows]:
@@ -109,6 +118,36 @@ class _SitesReader:
         self._seen = seen
         self.found = read_sites(self._folder, self._rank)
         return True
+
+
+class _PositionReader:
+    """A reader of the note where the program is, which is written again every second."""
+
+    def __init__(self, path: Path) -> None:
+        self.found: RunEvent | None = None
+        self._path = path
+        self._seen: tuple[int, ...] | None = None
+
+    def read(self) -> bool:
+        """Read the note if it has changed; return whether the program has stood still since the last one."""
+        with told(f"read {self._path}"):
+            try:
+                seen = signature(self._path)
+                if seen == self._seen:
+                    return False
+                line, _, _ = read_regular(self._path).partition(b"\n")
+            except (
+                FileNotFoundError,
+                NotADirectoryError,
+            ):  # before the first look, and after the end
+                return False
+        try:
+            found = read_event(self._path, 1, line)
+        except NotARecording:  # it is being written over just now
+            return False
+        self._seen = seen
+        self.found = found
+        return isinstance(found, PositionEvent) and found.since != found.seen
 
 
 def signature(path: Path) -> tuple[int, ...]:

@@ -47,6 +47,9 @@ class RecordingSink:
         complain: Reports to the user.
         strict: Whether a failure ends the program.
         waits: Whether to wait for rank 0 at the end, for `PATIENCE_AT_THE_END`.
+
+    Attributes:
+        begun: Called with the folder of the recording when there is one.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class RecordingSink:
     ) -> None:
         self.place = place
         self.begin = begin
+        self.begun: Callable[[Path], None] = _nothing
         self.waits = waits
         self.writer: RecordingWriter | None = None
         self._shield = Shield(
@@ -125,6 +129,8 @@ class RecordingSink:
         self._kept += writes
         if self.writer is None:
             self.writer = self.begin()
+            if self.writer is not None:
+                self.begun(self.writer.path)
         if self.writer is None:
             self._be_patient()
             return
@@ -154,3 +160,7 @@ class RecordingSink:
                 self.writer.stopped(self._step, str(self._shield.failure))
             with suppress(Exception):  # the recording may be out of reach; it must not stay locked
                 self.writer.close()
+
+
+def _nothing(_: Path) -> None:
+    return None

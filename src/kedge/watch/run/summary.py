@@ -18,6 +18,7 @@ from kedge.native import on_device
 from kedge.program.ending import ended_before
 from kedge.report.apart import apart_in_short
 from kedge.report.head import lost_ranks
+from kedge.report.positions import last_positions
 from kedge.report.verdict import advice, not_watched, tally, verdict
 from kedge.rules.judgement import Judgement, judge
 from kedge.rules.project_config import configured_rules
@@ -153,7 +154,10 @@ def _checked(name: str, place: Path, folder: Path | None, end: EndClock) -> list
 def _judged(name: str, place: Path, folder: Path | None, end: EndClock) -> list[str]:
     recording = Recording.open(place)
     judgement = judge(recording, configured_rules(folder=folder), end.is_over)
-    lines = [*lost_ranks(recording), in_short(judgement)]
+    lines = [*lost_ranks(recording)]
+    if len(recording.ranks) > 1:  # the error of a single process has just been printed
+        lines += last_positions(recording)
+    lines.append(in_short(judgement))
     if judgement.left:
         ran = f"{judgement.rules} of {counted(judgement.rules + judgement.left, 'rule')}"
         lines.append(

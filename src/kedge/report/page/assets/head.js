@@ -72,5 +72,6 @@ function troubles(run) {
   const told = [];
   if (run.truncated) told.push("The last step was only partly written, and is left out.");
   if (run.error) told.push(`Ended with exit status ${run.exit}: ${run.error}`);
+  for (const place of run.positions) told.push(`${place[0].toUpperCase()}${place.slice(1)}.`);
   return told;
 }

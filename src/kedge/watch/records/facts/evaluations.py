@@ -68,9 +68,9 @@ class Evaluations:
         self._looks_left = _LOOKS
         self._next: DropoutLook | None = None
 
-    def may_look(self, module: nn.Module) -> bool:
+    def may_look(self, module: nn.Module, step: int) -> bool:
         """Whether a pass without gradients of a model that is not trained yet may be looked at."""
-        return not module.training and self._outputs.wanted
+        return not module.training and self._outputs.wants(step)
 
     def count(self, module: nn.Module, step: int) -> None:
         """Count a pass without gradients, which begins; what is not trained yet may be later."""
@@ -115,6 +115,10 @@ class Evaluations:
             self._outputs.take(module, output, self._taken_at)
         self._taken_at = None
 
+    def notes_of_untrained(self) -> list[EvaluatedOutputsEvent]:
+        """Return the note on a model that no optimizer trains, if it has statistics that nothing has updated."""
+        return [note for note in self._outputs.notes() if note.initial]
+
     def notes(self) -> list[EvaluationEvent | EvaluatedOutputsEvent]:
         """Return the notes at the end of the run, if there were evaluations."""
         outputs = self._outputs.notes()
@@ -153,7 +157,7 @@ class Evaluations:
 
     def _look_at_output(self, module: nn.Module, step: int) -> None:
         """Look at the output of a pass that has begun, if it is in evaluation mode."""
-        if self._outputs.wanted and self._can_look(module):
+        if self._outputs.wants(step) and self._can_look(module):
             self._taken_at = step
 
     def _can_look(self, module: nn.Module) -> bool:

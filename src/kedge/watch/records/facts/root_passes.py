@@ -71,6 +71,8 @@ class RootPasses:
                 notes += known.evaluations.notes()
                 notes += known.inputs.notes()
                 notes += known.batches.notes()
+            else:
+                notes += known.evaluations.notes_of_untrained()
         return notes
 
     def close(self) -> None:
@@ -102,9 +104,10 @@ class PassHook(KedgeHook):
         if torch.compiler.is_compiling() or in_backward() or is_replica(module):
             return
         if not torch.is_grad_enabled():
-            if self.root.optimizers or self.evaluations.may_look(module):
+            step = passes.step()
+            if self.root.optimizers or self.evaluations.may_look(module, step):
                 passes.in_row = True
-                self._evaluated(module, passes.step())
+                self._evaluated(module, step)
                 self.evaluations.put_up()
             return
         passes.graded()

@@ -36,6 +36,7 @@ from kedge.rules.parameters.rate_too_large import RateTooLarge
 from kedge.rules.parameters.two_optimizers import TwoOptimizers
 from kedge.rules.parameters.unused_param import UnusedParam
 from kedge.rules.parameters.update_ratio import UpdateRatio
+from kedge.rules.parameters.weights_shrunk import WeightsShrunk
 from kedge.rules.rank_departs import RankDeparts
 from kedge.rules.rule import SEVERITIES, Finding, Rule
 from kedge.rules.saved_memory import SavedMemory
@@ -65,6 +66,7 @@ ALL: tuple[Rule, ...] = (
     NeverInitialised(),
     TwoOptimizers(),
     RateTooLarge(),
+    WeightsShrunk(),
     NearOverflow(),
     Underflow(),
     GradExplode(),

@@ -87,7 +87,7 @@ class LossBelowZero(Rule):
 
     Severity:
         - warning: the loss is below zero, or falls without bound; or it is one of these with a
-          minus sign, and is not finite at the end.
+          minus sign, and is not finite at the end, or far times its first values in magnitude.
         - info: the loss is one of these with a minus sign, as in adversarial training.
 
     Evidence:
@@ -173,6 +173,12 @@ class LossBelowZero(Rule):
         is_far = depth >= self.far * first and grows
         return bool(last.max() < 0 and (is_far or depth >= self.beyond * first))
 
+    def _is_far(self, values: Floats) -> bool:
+        """Whether the last quarter of a loss lies far below where it began."""
+        quarter = max(len(values) // 4, 1)
+        first = float(np.abs(values[: self.head]).max())
+        return -float(np.median(values[-quarter:])) >= self.far * first
+
     def _runs_away(self, values: Floats) -> bool:
         """Whether the last values of a loss fall from step to step, to where nothing bounds it."""
         if len(values) < 2 * self.head:
@@ -233,6 +239,8 @@ class LossBelowZero(Rule):
             )
             if loss.ends_badly:
                 says += ", and it is not finite at the end."
+            elif self._is_far(loss.values):
+                says += f": {self.far:g} times what it began with, and more."
             else:
                 says += "."
                 severity = "info"

@@ -60,12 +60,14 @@ def said_of(loss: Loss, *, width: int = 1, batch: int = 16) -> list[str]:
         lambda out, target: (out.sigmoid() - target).pow(2).sum() / 2,
         lambda out, target: (out.squeeze() - target[:, None]).pow(2).mean().sqrt(),
         lambda out, target: torch.log(torch.cosh(out - target)).mean(),
+        lambda out, target: -(out.sigmoid().log() * target).mean(),
+        lambda out, target: -torch.exp(out.sigmoid().log() - 1.0).mul(target).mean(),
     ],
 )
 def test_a_column_beside_a_row_is_named(loss: Loss) -> None:
     """In PyTorch's losses and in those of one's own, and in either order."""
     (message,) = said_of(loss)
-    assert "compares each of 16 predictions with each of 16 targets" in message
+    assert "compares each of 16 predictions with each of 16 targets or weights" in message
     assert "were broadcast to (16, 16)" in message
 
 
@@ -79,6 +81,8 @@ def test_a_column_beside_a_row_is_named(loss: Loss) -> None:
         lambda out, target: F.relu(1 - (out - out.detach().T)).mean(),
         lambda out, target: (out[:, None, 0] - target).square().mean(),
         lambda out, target: (out - 1.0).square().mean(),
+        lambda out, target: -(out.sigmoid().log().squeeze(1) * target).mean(),
+        lambda out, target: (out.sigmoid() * torch.eye(len(target))).sum(),
     ],
 )
 def test_pairs_that_are_meant_are_no_finding(loss: Loss) -> None:

@@ -32,12 +32,14 @@ class PairedTargets(Rule):
     Meaning:
         Predictions of shape (N, 1) and targets of shape (N,), or the reverse, are broadcast to N by
         N pairs. The best that a model can do is then to predict the mean of all targets, whatever
-        its input is; the loss falls until it does.
+        its input is; the loss falls until it does. Probabilities of actions that are weighed by
+        rewards get the mean reward in the same way.
 
     Formula:
         By the autograd graph of the loss: a difference, or PyTorch's mse_loss, l1_loss,
         smooth_l1_loss or huber_loss, has a result of shape (N, N) and one operand with a gradient,
-        of shape (N, 1) or (N,), which a layer, an activation, a slice, a view or a squeeze made.
+        of shape (N, 1) or (N,), which a layer, an activation, a slice, a view or a squeeze made. Or
+        a product has, of an operand that gather, a logarithm, an exponential or a sum made.
 
     Window:
         The first measured step of each line that calls backward.
@@ -93,7 +95,7 @@ class PairedTargets(Rule):
             site=event.site,
             step=step,
             message=f"The loss ({event.site}{line}) compares each of {number} predictions with "
-            f"each of {number} targets: those of shape {broadcast.shape} were broadcast to "
+            f"each of {number} targets or weights: those of shape {broadcast.shape} were broadcast to "
             f"{broadcast.to}.",
             evidence=PairedTargetsEvidence(
                 by=broadcast.by, shape=broadcast.shape, to=broadcast.to, source=source

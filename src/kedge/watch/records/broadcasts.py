@@ -3,10 +3,11 @@
 # Note [A square by mistake]
 Of predictions in a column and targets in a row, or the reverse, PyTorch's broadcasting makes every
 pair: N predictions of shape (N, 1) and N targets of shape (N,) become N by N differences, and their
-mean is a loss that falls, towards the mean of the targets. The graph shows it: an operation near
-the loss has the shape (N, N), and its only operand with a gradient N elements, as a layer or an
-activation left them. Where pairs are meant, the program has given the operand another dimension
-itself, or both operands have gradients.
+mean is a loss that falls, towards the mean of the targets. The same goes for logarithms of
+probabilities that are weighed by rewards. The graph shows it: an operation near the loss has the
+shape (N, N), and its only operand with a gradient N elements, as a layer or an activation left
+them. Where pairs are meant, the program has given the operand another dimension itself, or both
+operands have gradients.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ _NEAR = 8
 """Most operations between a loss and the one that spreads its operand."""
 _PAIRS = frozenset(("sub", "rsub", "expand"))
 """Operations in which a difference spreads its operands; PyTorch's losses expand them first."""
+_PRODUCTS = frozenset(("mul", "div"))
+"""Operations that weigh each sample, such as a logarithm of a probability by a reward."""
+_PER_SAMPLE = frozenset(("clamp", "exp", "gather", "log", "minimum", "neg", "sum"))
+"""Operations that leave one number a sample, which is weighed then."""
 _DIFFERENCES = frozenset(
     (
         *(
@@ -62,6 +67,12 @@ _COLUMNS = frozenset(
 )
 """Operations that leave predictions: layers, activations, and what takes dimensions away."""
 
+_MAKERS = {
+    **dict.fromkeys(_PAIRS, _COLUMNS),
+    **dict.fromkeys(_PRODUCTS, _PER_SAMPLE),
+}
+"""What may have made the operand that an operation spreads."""
+
 
 def broadcast_in(losses: Sequence[Tensor]) -> Broadcast | None:
     """Return the operation by which a loss pairs each prediction with each target; None without one.
@@ -93,7 +104,8 @@ def _behind(node: Node) -> Node | None:
 def _spread(node: Node) -> Broadcast | None:
     operation = plain_name(node.name())
     shape = shape_of_output(node)
-    if operation not in _PAIRS or shape is None or len(shape) != 2:
+    makers = _MAKERS.get(operation)
+    if makers is None or shape is None or len(shape) != 2:
         return None
     size = shape[0]
     if size < 2 or shape[1] != size:
@@ -105,6 +117,6 @@ def _spread(node: Node) -> Broadcast | None:
     maker, number = operands[0]
     assert maker is not None  # noqa: S101 - as asked above
     given = shape_of_output(maker, number)
-    if given not in ((size, 1), (size,)) or plain_name(maker.name()) not in _COLUMNS:
+    if given not in ((size, 1), (size,)) or plain_name(maker.name()) not in makers:
         return None
     return Broadcast(by=operation, shape=given, to=shape)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kedge.rules.evidence import Evidence
+from kedge.rules.gradients.grad_zero import GradZeroEvidence
 from kedge.rules.gradients.grads_kept import GradsKept
 from kedge.rules.parameters.not_optimized import NotOptimized
 from kedge.rules.parameters.unused_param import CutPathEvidence
@@ -704,6 +705,27 @@ def test_only_a_module_that_is_always_in_evaluation_mode_explains_its_unused_par
     found = explained_by_the_mode("UNUSED-PARAM", kind="Gate", share=share, path=path, evidence=cut)
 
     assert found is explained
+
+
+@pytest.mark.parametrize(
+    ("kind", "idle", "explained"),
+    [
+        ("Gate", ["norm.1", "norm.2"], True),
+        ("Gate", ["norm.1", "fc"], False),
+        ("Gate", [], False),
+        ("Dropout", ["norm.1"], False),
+    ],
+    ids=["its experts", "another module", "called with samples", "a dropout"],
+)
+def test_a_mixture_in_evaluation_mode_explains_experts_that_no_sample_reaches(
+    kind: str, idle: list[str], explained: bool
+) -> None:
+    """Noise that it adds in training may choose them; gradients that are zero otherwise have another cause."""
+    zero = GradZeroEvidence(
+        kind="some", parameters=["norm.1.weight"], of=4, next_with_gradient=None, idle=idle
+    )
+
+    assert explained_by_the_mode("GRAD-ZERO", kind=kind, evidence=zero) is explained
 
 
 @golden("EVAL-MODE", lacks=(0, 1))

@@ -36,6 +36,11 @@ def test_a_dropout_is_known_by_its_mask(share: float, inplace: bool) -> None:
     assert kept(through(nn.Dropout(share))) == usual
 
 
+def test_a_dropout_of_a_device_has_its_share_in_its_node() -> None:
+    """It is an operation of its own there, and its mask is not read."""
+    assert kept(through(lambda x: torch.native_dropout(x, 0.9, True)[0])) == [pytest.approx(0.1)]
+
+
 def normalised(x: Tensor) -> Tensor:
     """Mask what is above some bound, and divide the mask by its mean."""
     mask = (torch.rand_like(x) < 0.1).float()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kedge.rules.evidence import Evidence, said
+from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import NAMED
 from kedge.rules.recorded.losses import steps_without_loss
 from kedge.rules.recorded.roots import by_root
@@ -22,11 +22,16 @@ from kedge.store.rows import FULL, Ints
 
 @dataclass(frozen=True, kw_only=True)
 class GradZeroEvidence(Evidence):
-    """The parameters without a gradient, and the next one towards the loss that has one."""
+    """The parameters without a gradient, and the next one towards the loss that has one.
+
+    Attributes:
+        idle: Their modules, if all of these were called without a sample.
+    """
 
     parameters: Sequence[str] = said("parameters {}")
     of: int = said("of {} in all")
     next_with_gradient: str | None = said("the next with a gradient is {}")
+    idle: Sequence[str] = unsaid(unless=())
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,7 @@ class GradZero(Rule):
                 parameters=[site.path for site in still],
                 of=len(judged),
                 next_with_gradient=next_path,
+                idle=tuple(idle),
             ),
             confidence=0.95,
             remedy=remedy,

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kedge.rules.evidence import Evidence, said, said_share, unsaid
+from kedge.rules.gradients.grad_zero import GradZeroEvidence
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.parameters.unused_param import CutPathEvidence
 from kedge.rules.recorded.optimizers import events_of, has_optimizer
-from kedge.rules.recorded.roots import names_of, root_of, root_path
+from kedge.rules.recorded.roots import names_of, root_of, root_path, within
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import steps_of_training, trained_roots
 from kedge.rules.recorded.wiring import wire
@@ -77,7 +78,7 @@ class EvalMode(Rule):
     name = "the model is trained in evaluation mode"
     severity = "warning"
     of_training = True
-    leads_to = "UNUSED-PARAM INIT-SCALE"
+    leads_to = "UNUSED-PARAM INIT-SCALE GRAD-ZERO"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
@@ -111,21 +112,27 @@ class EvalMode(Rule):
         """Return whether the mode can be the cause of another finding.
 
         A batch norm that does not normalise leaves the scale at the start as it is; and a parameter
-        of a module that works otherwise in training may be used only there.
+        of a module that works otherwise in training may be used only there. Experts that get no
+        sample may get one where their mixture has noise in training.
         """
         mode, unused = finding.evidence, other.evidence
         if not isinstance(mode, EvalModeEvidence):
             return True
+        was_always = _was_always(mode)
+        model = names_of(recording, [root_of(recording, "")])
+        if isinstance(other.evidence, GradZeroEvidence):
+            idle = other.evidence.idle
+            own = ["" if path == model else path for path in mode.modules]
+            mixtures = [path for path in own if not _is_known(recording, path)]
+            inside = [each for each in idle if any(within(each, path) for path in mixtures)]
+            return was_always and bool(idle) and len(inside) == len(idle)
         if other.code != "UNUSED-PARAM":
             modules = wire(recording).modules.items()
             kinds = [module.type for path, module in modules if path in mode.modules]
             return any("BatchNorm" in kind for kind in kinds)
 
-        if not isinstance(unused, CutPathEvidence) or not mode.share:
+        if not isinstance(unused, CutPathEvidence):
             return False
-        # The mode is noted only once an optimizer has stepped.
-        was_always = mode.steps / mode.share - mode.steps < 1.5
-        model = names_of(recording, [root_of(recording, "")])
         owners = {site.path: site.owner or model for site in recording.of_kind("param")}
         paths = [unescape(site.rpartition(":")[0]) for site in unused.sites]
         return was_always and all(owners.get(path) in mode.modules for path in paths)
@@ -163,6 +170,17 @@ class EvalMode(Rule):
             "each evaluation. To keep statistics as they are, put only those modules "
             "into evaluation mode.",
         )
+
+
+def _was_always(mode: EvalModeEvidence) -> bool:
+    """Whether it was in all steps of training; it is noted only once an optimizer has stepped."""
+    return bool(mode.share) and mode.steps / (mode.share or 1) - mode.steps < 1.5
+
+
+def _is_known(recording: Recording, path: str) -> bool:
+    """Whether a module is a norm or a dropout, of which it is known what it does in training."""
+    module = wire(recording).modules.get(path)
+    return module is not None and any(part in module.type for part in ("Norm", "Dropout"))
 
 
 def _phases(own: list[ModesEvent], steps: Ints) -> Iterable[tuple[ModesEvent, int]]:

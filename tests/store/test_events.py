@@ -79,7 +79,7 @@ EVENTS = [
         broadcast=Broadcast(by="sub", shape=(8, 1), to=(8, 8)),
     ),
     LossOperationEvent(step=4, loss="loss", node="AddBackward0", source=LINE),
-    ModesEvent(step=0, root=0, training=True, eval=("norm",), rank=2),
+    ModesEvent(step=0, root=0, training=True, eval=("norm",), eval_calls=(LINE,), rank=2),
     NonfiniteAtEndEvent(
         step=9, count=1, tensors=(BadTensor(path="fc.weight", of="param", nan=1, inf=0),)
     ),

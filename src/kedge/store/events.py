@@ -218,7 +218,12 @@ class CompiledEvent(RunEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModesEvent(RunEvent):
-    """The modules of a root that compute differently in training, by their mode."""
+    """The modules of a root that compute differently in training, by their mode.
+
+    Attributes:
+        eval_calls: In evaluation mode: the lines of the program that call ``.eval()``, as its
+            source has them.
+    """
 
     kind = "modes"
     step: int
@@ -226,6 +231,7 @@ class ModesEvent(RunEvent):
     training: bool
     eval: tuple[str, ...] = ()
     train: tuple[str, ...] = ()
+    eval_calls: tuple[SourceLine, ...] = left_out(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

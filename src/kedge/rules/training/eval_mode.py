@@ -60,7 +60,8 @@ class EvalMode(Rule):
 
     Evidence:
         The modules in evaluation mode, the first such step, how often the mode was interrupted, and
-        the number of measured steps of training.
+        the number of measured steps of training. The message has the lines that call eval() in the
+        program's files around the training loop, of which one may be what did it.
 
     Remedy:
         Call model.train() before the training loop, and again after each evaluation. To keep
@@ -155,8 +156,7 @@ class EvalMode(Rule):
             step=since,
             message=f"{model} ({site}) has been trained in evaluation mode since step "
             f"{since}{broken}, in {steps:,} of {of:,} measured steps of its training: "
-            f"{listed(paths, 3)} {verb} not work as in "
-            "training.",
+            f"{listed(paths, 3)} {verb} not work as in training.{_calls(phases[0])}",
             evidence=EvalModeEvidence(
                 modules=paths[:NAMED],
                 of=len(paths),
@@ -170,6 +170,15 @@ class EvalMode(Rule):
             "each evaluation. To keep statistics as they are, put only those modules "
             "into evaluation mode.",
         )
+
+
+def _calls(event: ModesEvent) -> str:
+    """Return where the program calls ``.eval()``, as a sentence."""
+    lines = [str(line) for line in event.eval_calls]
+    if not lines:
+        return ""
+    calls = "a call" if len(lines) == 1 else "calls"
+    return f" The program has {calls} of eval() at {listed(lines, 3)}."
 
 
 def _was_always(mode: EvalModeEvidence) -> bool:

@@ -113,7 +113,7 @@ class TrainingRecord:
         notes += self.by_hand.backward_began(measured=self.measured)
         notes += self.losses.began(at, self.step(), measured=self.measured)
         if self.measured:
-            notes += self.facts.backward_began(self.step(), models.roots, models.passes)
+            notes += self.facts.backward_began(self.step(), models.roots, models.passes, at.frame)
             return False
         if was_bad or not self.losses.bad:
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 
 from kedge.store.events import LedgerLine, NotOptimizedEvent, OptimizersEvent, RunEvent
 from kedge.watch.models.backwards import BackwardPasses
@@ -55,10 +56,14 @@ class Facts:
         self._comparing = EverRarer()
 
     def backward_began(
-        self, step: int, roots: Iterable[RootModule], passes: BackwardPasses
+        self,
+        step: int,
+        roots: Iterable[RootModule],
+        passes: BackwardPasses,
+        frame: FrameType | None,
     ) -> list[RunEvent]:
         """Return notes on the modes of trained models, and on gradients that were kept."""
-        return [*self.modes.notes(step, roots), *self.gradients.backward_began(step, passes)]
+        return [*self.modes.notes(step, roots, frame), *self.gradients.backward_began(step, passes)]
 
     def step_ended(
         self,

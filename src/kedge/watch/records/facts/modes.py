@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any, TypeAlias
 
 from torch import nn
 
 from kedge.by_identity import ByIdentity
+from kedge.frames import SourceLine
 from kedge.sites.modal import MODAL, asks_for_mode, drops
 from kedge.store.events import ModesEvent
 from kedge.torch_internals.module_tables import modules_in, own_children
 from kedge.watch.models.roots import RootModule
+from kedge.watch.records.facts.eval_calls import eval_calls
 
 _NAMED = 50
 """Most names in a note."""
@@ -31,8 +34,16 @@ class TrainingModes:
         self._noted: dict[int, tuple[Any, ...]] = {}
         self._found: ByIdentity[nn.Module, _Found] = ByIdentity()
 
-    def notes(self, step: int, roots: Iterable[RootModule]) -> list[ModesEvent]:
-        """Return a note for each trained model whose modes are not those of its last note."""
+    def notes(
+        self, step: int, roots: Iterable[RootModule], frame: FrameType | None
+    ) -> list[ModesEvent]:
+        """Return a note for each trained model whose modes are not those of its last note.
+
+        Args:
+            step: The step.
+            roots: The roots.
+            frame: The program's frame that called backward, if it is known.
+        """
         notes = []
         for root in roots:
             module = root.module()
@@ -45,12 +56,16 @@ class TrainingModes:
             modes = (module.training, evals, trains)
             if self._noted.get(root.index) != modes:
                 self._noted[root.index] = modes
+                calls: tuple[SourceLine, ...] = ()
+                if evals and not module.training:
+                    calls = eval_calls(frame)
                 note = ModesEvent(
                     step=step,
                     root=root.index,
                     training=module.training,
                     eval=evals,
                     train=trains,
+                    eval_calls=calls,
                 )
                 notes.append(note)
         return notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from kedge.rules.judgement import UNCHANGED, judge
 from kedge.rules.registry import check
-from tests.watch.watched import Memory, watch
+from tests.watch.watched import Memory, watch, watched
 
 STEPS = 40
 RATE = 0.1
@@ -262,3 +263,16 @@ def test_gradients_of_inputs_are_no_training() -> None:
     recording = watch(look, every=1).recording()
     assert not recording.of_kind("loss")
     assert not recording.of_kind("update")
+
+
+def test_no_value_needs_an_event() -> None:
+    """What looks for such passes measures values alone, as all that watches does; an event costs more than the value."""
+    kept = []
+
+    def program(watch: Any) -> None:
+        train_on_returned(model())
+        kept.extend(watch.session.taps)
+
+    watched(program)
+    assert kept
+    assert all(tap.measure is not None for tap in kept)

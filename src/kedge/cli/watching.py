@@ -69,13 +69,8 @@ class Watching:
 
     def note_position(self, folder: Path, rank: int) -> None:
         """Note from now on where the program is, in the recording of a rank."""
-        from kedge.store.reading.json_files import position_file
-        from kedge.watch.run.position import PositionNotes
-
-        if self._position is not None:
-            file = folder / position_file(rank)
-            self._notes = PositionNotes(self._position, file, self._complain)
-            self._notes.begin()
+        if self._notes is not None:
+            self._notes.begin(folder, rank)
 
     def position_of(self, error: BaseException | None) -> Position | None:
         """Return where the error came that ended the program; None if that is not known."""
@@ -134,10 +129,11 @@ class Watching:
         import kedge.rules.project_config
         import kedge.watch.run.end_event  # noqa: F401
         from kedge.watch.run.begin import make_watch
-        from kedge.watch.run.position import ProgramPosition
+        from kedge.watch.run.position import PositionNotes, ProgramPosition
 
         self.watch = make_watch(self.log, self.order, self.place)
         self.watch.models.holding = self.holding
         self._position = ProgramPosition(self.watch)
+        self._notes = PositionNotes(self._position, self._complain)
         self.watch.__enter__()
         self._entering = perf_counter() - began

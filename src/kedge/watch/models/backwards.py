@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from kedge.flow import Act, Event
+from kedge.hooks.firing.contract import Measure
 from kedge.hooks.placing.leaf_hooks import LeafHook, next_hook
 from kedge.sites.site import Site
 from kedge.torch_internals.dynamo import untraced
@@ -287,16 +288,19 @@ class Taken:
 
     def bind(self, site: Site) -> Act:
         """Return a function that is called with each gradient."""
+        return lambda _value, _event: self._look()
 
-        def reached(value: Tensor, event: Event) -> None:
-            task = graph_task()
-            if task == -1 or self.passes.has_seen(task):
-                return
-            places = list(self.passes.places.among(taken_for()))
-            if places and not any(map(self._held, places)):
-                self.passes.taken(places, task)
+    def bind_value(self, site: Site) -> Measure:
+        """Return a function that is called with each gradient, without an event."""
+        return lambda _value, _step, _leaf="": self._look()
 
-        return reached
+    def _look(self) -> None:
+        task = graph_task()
+        if task == -1 or self.passes.has_seen(task):
+            return
+        places = list(self.passes.places.among(taken_for()))
+        if places and not any(map(self._held, places)):
+            self.passes.taken(places, task)
 
     def _held(self, place: ParameterSites) -> bool:
         """Whether an optimizer holds a parameter, even if it has not stepped yet."""

@@ -34,6 +34,7 @@ from kedge.by_identity import ByIdentity
 from kedge.files.own_file import OVER, OwnFile
 from kedge.stderr import Shield
 from kedge.store.events import Position, PositionEvent
+from kedge.store.reading.json_files import position_file
 from kedge.torch_internals.module_tables import modules_in
 from kedge.torch_internals.running_calls import RunningCalls, running_calls
 from kedge.torch_internals.source_lines import line_of
@@ -146,13 +147,12 @@ class PositionNotes:
 
     Args:
         position: Says where it is.
-        file: The file.
         tell: Reports a failure to the user.
     """
 
-    def __init__(self, position: ProgramPosition, file: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, position: ProgramPosition, tell: Callable[[str], None]) -> None:
         self._position = position
-        self._path = file
+        self._path = Path()
         self._shield = Shield(*_FAILED, tell=tell)
         self._file: OwnFile | None = None
         self._last: PositionEvent | None = None
@@ -160,8 +160,12 @@ class PositionNotes:
         self._ending = _thread.allocate_lock()
         self._ended = _thread.allocate_lock()
 
-    def begin(self) -> None:
-        """Look from now on; not in a Python without its lock, where frames end while they are read."""
+    def begin(self, folder: Path, rank: int) -> None:
+        """Look from now on, and write into the recording of a rank.
+
+        Not in a Python without its lock, where frames end while they are read.
+        """
+        self._path = folder / position_file(rank)
         is_locked = getattr(sys, "_is_gil_enabled", _always)
         if is_locked():
             self._shield(self._begin)

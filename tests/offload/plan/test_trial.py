@@ -20,8 +20,10 @@ from kedge.offload.plan.trial import Trial, has_room
 MB = 10**6
 TENSORS = 4
 LEARNING = 2
-TRIED = 11
+TRIED = 13
 """Steps of a trial, with the one that does not count."""
+IN_TURNS = [0, *[TENSORS, 0, 0, TENSORS] * 3]
+"""How many tensors are kept in each of them."""
 CPU = torch.device("cpu")
 
 
@@ -70,14 +72,14 @@ def train(
     return chosen
 
 
-def test_everything_is_kept_in_every_second_step_of_a_trial(clock: Clock) -> None:
+def test_everything_is_kept_in_one_of_two_steps_of_a_trial(clock: Clock) -> None:
     """The plan is in force in the others, and afterwards; what was measured is shown."""
     learner = Learner(Limit(slowdown=1.05))
     train(learner, clock, LEARNING, lambda rebuilt: 0.01 * rebuilt)
     chosen = train(learner, clock, TRIED + 3, lambda rebuilt: 0.01 * rebuilt)
 
     kept = [choices.count(Choice.KEEP) for choices in chosen]
-    assert kept == [0, *[TENSORS, 0] * 5, 0, 0, 0]
+    assert kept == [*IN_TURNS, 0, 0, 0]
     assert learner.plan is not None
     assert learner.plan.measured == pytest.approx(1.04)
     assert "measured: a step of 1.04 x that with everything kept" in str(learner.plan)
@@ -144,7 +146,7 @@ def test_other_sizes_in_a_trial_are_learned_first(clock: Clock) -> None:
 
     assert learner.plan is None
     chosen = train(learner, clock, 1 + TRIED, lambda _: 0.0)
-    assert [each.count(Choice.KEEP) for each in chosen][1:] == [0, *[TENSORS, 0] * 5]
+    assert [each.count(Choice.KEEP) for each in chosen][1:] == IN_TURNS
 
 
 def test_a_process_that_may_not_take_what_is_free_has_no_room(
@@ -161,7 +163,7 @@ def test_a_trial_compares_neighbours() -> None:
     """So other load, which lasts for some steps, meets both alike."""
     clock = Clock()
     tried = Trial(clock)
-    lengths = [1.0, 1.2, 5.0, 6.0, 2.0, 2.4, 1.0, 1.2, 3.0, 3.6]
+    lengths = [1.0, 1.2, 6.0, 5.0, 2.0, 2.4, 1.2, 1.0, 3.0, 3.6, 1.2, 1.0]
     tried.turn()
     for length in lengths:
         clock.now += length
@@ -170,6 +172,24 @@ def test_a_trial_compares_neighbours() -> None:
     assert tried.is_over
     assert tried.measured().median == pytest.approx(1.2)
     assert tried.measured().exceeded == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize("first", [1.0, 4.0])
+def test_steps_that_alternate_by_themselves_are_not_taken_for_the_plan(first: float) -> None:
+    """As where two networks are trained in turns, or every second step evaluates."""
+    clock = Clock()
+    tried = Trial(clock)
+    tried.turn()
+    while not tried.is_over:
+        length = 1.1
+        if tried.keeps:
+            length = 1.0
+        clock.now += length * first
+        first = 4.0 / first
+        tried.turn()
+
+    assert tried.measured().median == pytest.approx(1.1)
+    assert tried.measured().exceeded < 1.1
 
 
 def test_gradients_keep_their_bits_through_a_trial() -> None:

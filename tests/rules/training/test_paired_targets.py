@@ -83,6 +83,9 @@ def test_a_column_beside_a_row_is_named(loss: Loss) -> None:
         lambda out, target: (out - 1.0).square().mean(),
         lambda out, target: -(out.sigmoid().log().squeeze(1) * target).mean(),
         lambda out, target: (out.sigmoid() * torch.eye(len(target))).sum(),
+        lambda out, target: (target - out.squeeze(1).view(-1, 1)).square().mean(),
+        lambda out, target: F.softplus(out.detach().T - out).mean(),
+        lambda out, target: ((out - target).abs() - torch.eye(len(target))).square().mean(),
     ],
 )
 def test_pairs_that_are_meant_are_no_finding(loss: Loss) -> None:
@@ -93,3 +96,17 @@ def test_pairs_that_are_meant_are_no_finding(loss: Loss) -> None:
 def test_as_many_outputs_as_samples_are_no_pairs() -> None:
     """A square of predictions is not a column that was spread."""
     assert said_of(lambda out, target: (out - target).square().mean(), width=16) == []
+
+
+def test_the_quantiles_of_one_sample_are_no_pairs() -> None:
+    """Each is compared with each sample of the target's quantiles, in a view or an expanded one."""
+
+    def quantiles(out: Tensor, target: Tensor) -> Tensor:
+        errors = target[:1] + torch.randn(16, 1) - out.view(-1)
+        return F.smooth_l1_loss(errors, torch.zeros(16, 16))
+
+    def squeezed(out: Tensor, target: Tensor) -> Tensor:
+        return (target[:1] + torch.randn(16, 1) - out.squeeze(0)).abs().mean()
+
+    assert said_of(quantiles, width=16, batch=1) == []
+    assert said_of(squeezed, width=16, batch=1) == []

@@ -84,3 +84,46 @@ def test_logits_that_may_be_any_number_are_no_finding(
 ) -> None:
     """Nor those that are capped on purpose, or a ReLU further behind."""
     assert said_of(activation, F.cross_entropy) == []
+
+
+def divergence(features: Tensor, classes: Tensor) -> Tensor:
+    """The divergence of a student's features from a teacher's, as a distribution over channels."""
+    teacher = F.softmax(F.one_hot(classes, 3).float(), 1)
+    return F.kl_div(F.log_softmax(features, 1), teacher, reduction="batchmean")
+
+
+def divergence_by_hand(features: Tensor, classes: Tensor) -> Tensor:
+    """The same, written out."""
+    teacher = F.log_softmax(F.one_hot(classes, 3).float(), 1)
+    return (teacher.exp() * (teacher - F.log_softmax(features, 1))).sum(1).mean()
+
+
+def certainty(features: Tensor, classes: Tensor) -> Tensor:
+    """How much few of the features stand out."""
+    logarithms = F.log_softmax(features, 1)
+    return -(logarithms.exp() * logarithms).sum(1).mean() + classes.sum() * 0
+
+
+@pytest.mark.parametrize("loss", [divergence, divergence_by_hand, certainty])
+def test_features_that_are_compared_as_distributions_are_no_logits(
+    loss: Callable[..., Tensor],
+) -> None:
+    """A student imitates the features of a teacher, both of which come after a ReLU."""
+    assert said_of(F.relu, loss) == []
+
+
+def soft_targets(logits: Tensor, classes: Tensor) -> Tensor:
+    """Cross-entropy with probabilities as targets."""
+    return F.cross_entropy(logits, F.one_hot(classes, 3).float())
+
+
+def smoothed(logits: Tensor, classes: Tensor) -> Tensor:
+    """Cross-entropy with smoothed labels."""
+    return F.cross_entropy(logits, classes, label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("loss", [soft_targets, smoothed])
+def test_other_targets_of_cross_entropy_make_no_difference(loss: Callable[..., Tensor]) -> None:
+    """Its graph has other operations then."""
+    (message,) = said_of(F.relu, loss)
+    assert "is cross_entropy, come straight from relu" in message

@@ -617,6 +617,21 @@ def test_a_loss_of_what_it_takes_is_no_finding(nodes):
     assert of_graph(*nodes) == []
 
 
+def test_rows_and_columns_that_are_normalised_in_turns_are_no_finding() -> None:
+    """A log_softmax over the other dimension changes log-probabilities, so nothing is done twice."""
+    read = {"by": "log_softmax", "softmax": "log_softmax", "dim": 1, "classes": [0]}
+    event = {
+        "kind": "loss-graph",
+        "step": 0,
+        "site": "loss",
+        "nodes": [NLL, LOG, LOG, LINEAR],
+        "softmaxes": [read | {"shape": [32, 32]}],
+    }
+    course = Course(range(3))
+    course.events = [event]
+    assert not list(DoubleSoftmax().check(course.recording()))
+
+
 @golden("NOT-OPTIMIZED", lacks=(0, 1))
 def golden_not_optimized(*, fires: bool) -> Golden:
     """Replace a head after the optimizer was made, or before."""
@@ -757,6 +772,9 @@ def golden_eval_mode(*, fires: bool) -> Golden:
         ([2.0] * 20 + [-0.1, -1.0, -10.0, -1e3, -1e9, math.nan], 1),
         ([2.0] * 20 + [-0.1, -1.0, -10.0, -9.0, -1e9], 0),
         ([2.0] * 20 + [-0.1, -0.2, -0.3, -0.4, -0.5], 0),
+        ([-1e-4] * 10 + [-20.0 * (1 - 0.9**step) for step in range(70)], 0),
+        ([-1e-4 * 3.0**step for step in range(12)], 0),
+        ([-1e-4 * 3.0**step for step in range(18)], 1),
     ],
 )
 def test_a_loss_that_falls_below_zero_ever_faster_is_asked_for_its_sign(
@@ -843,6 +861,10 @@ def test_a_softmax_over_other_dimensions_than_the_classes_is_named(read: Any, sa
         [
             ("nll_loss", "log_softmax", 0, [1], [32, 8]),
             ("log_softmax", "log_softmax", 1, [0], [32, 8]),
+        ],
+        [
+            ("gather", "log_softmax", 0, [1], [32, 48]),
+            ("gather", "log_softmax", 1, [1], [32, 48]),
         ],
     ],
 )

@@ -57,6 +57,14 @@ def test_lines_are_those_of_the_source(tmp_path: Path) -> None:
     ]
 
 
+def test_a_program_may_be_nested_as_deep_as_python_takes_it(tmp_path: Path) -> None:
+    """A chain of many calls is: what looks for the lines then does not end the record of the mode."""
+    chain = "def built(query):\n    return query" + ".next()" * 900
+    found = eval_calls(frame_of(f"{PROGRAM}\n{chain}\n", tmp_path / "long.py"))
+
+    assert [line.line for line in found if line.file.endswith("long.py")] == [5, 10, 11]
+
+
 def test_without_source_there_are_none(tmp_path: Path) -> None:
     """A program that was typed, or that is gone."""
     program: dict[str, Any] = {"sys": sys}

@@ -3,8 +3,10 @@
 # Note [A promise]
 The prediction of a plan is a lower bound: it comes from one step, and does not include all of
 Kedge's own work, nor what moving bytes takes from the rest of the machine. So a plan for a limit of
-time is tried in the steps that follow it: in every second one everything is kept, and each step is
-compared with its neighbour. A plan with which all pairs but one take longer than promised is made
+time is tried in the steps that follow it: in half of them everything is kept, and each step is
+compared with its neighbour. Which of two neighbours comes first changes from pair to pair, since a
+program's steps may alternate themselves; such pairs differ in both directions, and the middle of
+them in none. A plan with which all pairs but one take longer than promised is made
 again for fewer bytes, as many as the promise is of what was measured, since the cost grows with the
 bytes. If that plan takes too long as well, everything is kept from then on, and a warning says so.
 No plan is tried where there may be no room to keep everything for a step.
@@ -13,6 +15,7 @@ No plan is tried where there may be no room to keep everything for a step.
 from __future__ import annotations
 
 import sys
+from math import exp, log
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -27,8 +30,8 @@ if sys.platform != "win32":
 
 MARGIN = 0.03
 """By how much a measured slowdown may be above the promise."""
-_STEPS = 5
-"""Steps of each kind; the first step under a plan does not count."""
+_STEPS = 6
+"""Steps of each kind, an even number; the first step under a plan does not count."""
 _SPARE = 1.5
 """The room that must be there, as a multiple of the bytes that a plan does not keep."""
 
@@ -37,7 +40,7 @@ class MeasuredSlowdown(NamedTuple):
     """The time of a step under a plan as a multiple of that with everything kept.
 
     Attributes:
-        median: The median of the pairs of steps.
+        median: The median of the pairs of steps; of the middle two, the geometric mean.
         exceeded: What all pairs but one reached, so that it is hardly by chance.
     """
 
@@ -59,7 +62,7 @@ class Trial:
     @property
     def keeps(self) -> bool:
         """Whether everything is kept in the current step."""
-        return len(self._marks) % 2 == 1
+        return len(self._marks) % 4 in (0, 1) and bool(self._marks)
 
     @property
     def is_over(self) -> bool:
@@ -74,9 +77,12 @@ class Trial:
         """Return the times of the steps, in pairs of neighbours that other load meets alike."""
         pairs = zip(self._marks, self._marks[1:], strict=False)
         times = [self._clock.between(first, last) for first, last in pairs]
-        neighbours = zip(times[::2], times[1::2], strict=True)
-        ratios = sorted(planned / kept if kept else 1.0 for kept, planned in neighbours)
-        return MeasuredSlowdown(median(ratios), ratios[1])
+        ratios: list[float] = []
+        for number, (first, second) in enumerate(zip(times[::2], times[1::2], strict=True)):
+            kept, planned = (second, first) if number % 2 else (first, second)
+            ratios.append(planned / kept if kept and planned else 1.0)
+        ratios.sort()
+        return MeasuredSlowdown(exp(median(map(log, ratios))), ratios[1])
 
 
 def has_room(nbytes: int, device: torch.device) -> bool:

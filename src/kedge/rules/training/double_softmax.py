@@ -93,6 +93,8 @@ class DoubleSoftmax(Rule):
         for event in events_of(recording, LossGraphEvent):
             chain = operations(event)
             severity, says, remedy = _judged(chain)
+            if severity == "info" and _normalises_anew(event.softmaxes):
+                severity, says, remedy = None, "", ""
             if severity is None:
                 says, remedy = _misread(recording, event.softmaxes)
             if says and severity is None:
@@ -173,7 +175,7 @@ def _misread(recording: Recording, reads: Sequence[SoftmaxRead]) -> tuple[str, s
         elif read.shape[read.dim] in (read.shape[at] for at in read.classes):
             continue  # pairs of samples, of which the diagonal is read: both dimensions are right
         elif read.by == "gather":
-            if is_over_rows:
+            if is_over_rows and not _has_both_directions(read, reads):
                 return _PICKED.format(1), _OVER_CLASSES
         elif is_over_rows and read.by == "nll_loss":
             return _OVER_BATCH.format(read.softmax), _OVER_CLASSES
@@ -196,6 +198,24 @@ def _takes_turns(read: SoftmaxRead, reads: Sequence[SoftmaxRead]) -> bool:
     return any(
         (other.by, other.softmax, other.shape) == (read.softmax, "log_softmax", read.shape)
         for other in reads
+    )
+
+
+def _has_both_directions(read: SoftmaxRead, reads: Sequence[SoftmaxRead]) -> bool:
+    """Whether the rows have a softmax as well, as where two views of a sample find each other."""
+    (at,) = read.classes[:1]
+    return any(
+        (other.by, other.softmax, other.shape, other.dim, other.classes)
+        == (read.by, read.softmax, read.shape, at, (at,))
+        for other in reads
+    )
+
+
+def _normalises_anew(reads: Sequence[SoftmaxRead]) -> bool:
+    """Whether a log_softmax of log-probabilities runs over another dimension, which does change them."""
+    return any(
+        (read.by, read.softmax) == ("log_softmax", "log_softmax") and read.dim not in read.classes
+        for read in reads
     )
 
 

@@ -69,10 +69,9 @@ class LossBelowZero(Rule):
 
         Of any other loss: every value of the last quarter is below zero, and their median is at
         least far times the largest of the first head values in magnitude and faster times the
-        median of the quarter before; or beyond times the former. Or the last head values are
-        below zero, each lower than the one before, and the last of all is beyond times the first
-        in magnitude: so a loss ends that runs away. Losses with a moving goal, as in a GAN, are
-        left out.
+        median of the quarter before; or beyond times the former, and below -beyond. Or the last
+        head values are below zero, each lower than the one before, and the last of all is as far:
+        so a loss ends that runs away. Losses with a moving goal, as in a GAN, are left out.
 
     Window:
         All steps with a finite loss; at least min_losses to see that it falls without bound, or
@@ -171,7 +170,11 @@ class LossBelowZero(Rule):
         first = float(np.abs(values[: self.head]).max())
         grows = depth >= self.faster * max(-float(np.median(before)), 0.0)
         is_far = depth >= self.far * first and grows
-        return bool(last.max() < 0 and (is_far or depth >= self.beyond * first))
+        return bool(last.max() < 0 and (is_far or depth >= self._beyond(first)))
+
+    def _beyond(self, first: float) -> float:
+        """Return the depth that is out of bounds: a loss that begins next to zero is not there soon."""
+        return self.beyond * max(first, 1.0)
 
     def _is_far(self, values: Floats) -> bool:
         """Whether the last quarter of a loss lies far below where it began."""
@@ -186,7 +189,7 @@ class LossBelowZero(Rule):
         last = values[-self.head :]
         first = float(np.abs(values[: self.head]).max())
         falls = last[0] < 0 and bool((np.diff(last) < 0).all())
-        return falls and -float(last[-1]) >= self.beyond * first
+        return falls and -float(last[-1]) >= self._beyond(first)
 
     def _unbounded(self, loss: Loss, operation: str, how: str) -> Finding:
         first = float(loss.values[0])

@@ -49,7 +49,8 @@ class SquashedLogits(Rule):
         The autograd nodes from the loss backwards, without those that only change the shape or the
         dtype. Reported is relu or tanh right before the log_softmax of cross_entropy, or right
         before binary_cross_entropy_with_logits. With classes c and logits between -1 and 1, the
-        largest probability is 1 / (1 + (c - 1) exp(-2)).
+        largest probability is 1 / (1 + (c - 1) exp(-2)). A divergence of two distributions is left
+        alone, as where a student's features after a ReLU are compared with a teacher's.
 
     Window:
         The first measured step of each line that calls backward.
@@ -81,8 +82,9 @@ class SquashedLogits(Rule):
         """Yield at most one finding for every line that calls backward."""
         for event in events_of(recording, LossGraphEvent):
             names = operations(event)
-            for taker, maker in pairwise(computing(names)):
-                if taker in _LOSSES and maker in _RANGES:
+            chain = computing(names)
+            for at, (taker, maker) in enumerate(pairwise(chain)):
+                if taker in _LOSSES and maker in _RANGES and not _compares(chain[:at]):
                     yield self._finding(recording, event, names, taker, maker)
                     break
 
@@ -122,3 +124,12 @@ class SquashedLogits(Rule):
             confidence=0.9,
             remedy=f"Leave out the {maker} after the last linear layer.",
         )
+
+
+def _compares(behind: Sequence[str]) -> bool:
+    """Whether what takes a log_softmax is no cross_entropy, but a divergence or an entropy.
+
+    These take the difference of two logarithms, or make probabilities of them again.
+    """
+    last = behind[-1:]
+    return last in (["sub"], ["exp"]) or (last == ["mul"] and "sub" in behind)

@@ -7,7 +7,8 @@ mean is a loss that falls, towards the mean of the targets. The same goes for lo
 probabilities that are weighed by rewards. The graph shows it: an operation near the loss has the
 shape (N, N), and its only operand with a gradient N elements, as a layer or an activation left
 them. Where pairs are meant, the program has given the operand another dimension itself, or both
-operands have gradients.
+operands have gradients. And the outputs for one sample, a row, are no column of predictions: what a
+view made of them was meant. A second difference has targets of its own, for each pair.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _DIFFERENCES = frozenset(
             "mse_loss",
             "mul",
         ),
-        *("neg", "pow", "rsub", "smooth_l1_loss", "softplus", "sqrt", "sub", "sum"),
+        *("neg", "pow", "rsub", "smooth_l1_loss", "sqrt", "sub", "sum"),
     )
 )
 """What a loss makes of differences."""
@@ -66,6 +67,9 @@ _COLUMNS = frozenset(
     )
 )
 """Operations that leave predictions: layers, activations, and what takes dimensions away."""
+
+_VIEWS = frozenset(("reshape_alias", "squeeze", "unsafe_view", "view"))
+"""Those of them that may have made a column of what was none."""
 
 _MAKERS = {
     **dict.fromkeys(_PAIRS, _COLUMNS),
@@ -98,7 +102,10 @@ def _behind(node: Node) -> Node | None:
     operands = [before for before, _ in node.next_functions if before is not None]
     if len(operands) != 1:
         return None
-    return operands[0]
+    (operand,) = operands
+    if plain_name(node.name()) == "sub" and plain_name(operand.name()) != "expand":
+        return None  # the difference of one has been taken already
+    return operand
 
 
 def _spread(node: Node) -> Broadcast | None:
@@ -119,4 +126,18 @@ def _spread(node: Node) -> Broadcast | None:
     given = shape_of_output(maker, number)
     if given not in ((size, 1), (size,)) or plain_name(maker.name()) not in makers:
         return None
+    if _is_made_on_purpose(maker, given):
+        return None
     return Broadcast(by=operation, shape=given, to=shape)
+
+
+def _is_made_on_purpose(view: Node, given: tuple[int, ...]) -> bool:
+    """Whether a view made a column of a row, or a row of the outputs for one sample."""
+    before, number = next(iter(view.next_functions), (None, 0))
+    if before is None or plain_name(view.name()) not in _VIEWS:
+        return False
+    shape = shape_of_output(before, number)
+    if shape is None:
+        return False
+    is_of_one = len(shape) > 1 and shape[0] == 1
+    return is_of_one or (shape == given[:1] and len(given) > 1)

@@ -35,24 +35,29 @@ def _calls_in(file: str) -> tuple[SourceLine, ...]:
     lines = linecache.getlines(file)
     try:
         tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):  # no source, or none of Python
+    except (SyntaxError, ValueError, RecursionError):  # no source, no Python, or too deep
         return ()
     shown = place_of(file)
     return tuple(
         SourceLine(shown, number, function, lines[number - 1].strip())
-        for number, function in dict.fromkeys(_calls(tree, "<module>"))
+        for number, function in dict.fromkeys(_calls(tree))
     )
 
 
-def _calls(node: ast.AST, function: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the function of each such call, in the order of the source."""
-    for inside in ast.iter_child_nodes(node):
-        own = function
-        if isinstance(inside, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            own = inside.name
-        if isinstance(inside, ast.Call) and _ends_training(inside):
-            yield inside.lineno, function
-        yield from _calls(inside, own)
+def _calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and the function of each such call, in the order of the source.
+
+    Without recursion: a chain of many calls is twice as many nodes deep.
+    """
+    waiting: list[tuple[ast.AST, str]] = [(tree, "<module>")]
+    while waiting:
+        node, function = waiting.pop()
+        if isinstance(node, ast.Call) and _ends_training(node):
+            yield node.lineno, function
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            function = node.name
+        inside = [(each, function) for each in ast.iter_child_nodes(node)]
+        waiting += reversed(inside)
 
 
 def _ends_training(call: ast.Call) -> bool:

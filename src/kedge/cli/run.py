@@ -175,7 +175,7 @@ def _run(program: Program, order: WatchOptions, output: Output) -> Ending:
     recorder = _recorder(program, order, output, report)
     watching = Watching(recorder, order, report, strict=output.strict)
     watching.place = recorder.folder
-    recorder.begun = lambda folder: watching.note_position(folder, launch.rank)
+    recorder.begun = lambda folder: watching.note_position(folder, launch.rank, launch.world)
     before = BeforeProgram()
     folder = Path.cwd()
     watching.begin()

@@ -67,10 +67,10 @@ class Watching:
         self._undo.callback(show_warnings)
         self._import.install()
 
-    def note_position(self, folder: Path, rank: int) -> None:
-        """Note from now on where the program is, in the recording of a rank."""
+    def note_position(self, folder: Path, rank: int, world: int) -> None:
+        """Note from now on where the program is, in the recording of one of some ranks."""
         if self._notes is not None:
-            self._notes.begin(folder, rank)
+            self._notes.begin(folder, rank, world)
 
     def position_of(self, error: BaseException | None) -> Position | None:
         """Return where the error came that ended the program; None if that is not known."""

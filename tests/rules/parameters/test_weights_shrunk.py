@@ -19,7 +19,8 @@ def golden_weights_shrunk(*, fires: bool) -> Golden:
     """Halve a weight in each measured step, or leave it as it is."""
     course = Course(SAMPLES[:10])
     factor = 0.5 if fires else 1.0
-    course.weight("fc", lambda number: (0.1 * factor**number, 1e-3, 1e-4, 1e-4))
+    for layer in ("fc1", "fc2"):
+        course.weight(layer, lambda number: (0.1 * factor**number, 1e-3, 1e-4, 1e-4))
     course.roots[0]["trained"] = True
     return written(course)
 

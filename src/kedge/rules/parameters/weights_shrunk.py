@@ -57,6 +57,7 @@ class WeightsShrunk(Rule):
         - left (0.02): healthy weights keep most of their size; under strong decay, where a norm
           follows that makes their size irrelevant, they keep a tenth.
         - part (0.5): of the weights, so that a layer which is switched off is not reported.
+        - least (2): weights; a single one may be a number that is sought, and not a network's.
         - min_steps (3): measured steps.
 
     Evidence:
@@ -73,6 +74,7 @@ class WeightsShrunk(Rule):
 
     left: float = 0.02
     part: float = 0.5
+    least: int = 2
     min_steps: int = 3
 
     code = "WEIGHTS-SHRUNK"
@@ -89,7 +91,7 @@ class WeightsShrunk(Rule):
             last = first_finites(group.size[:, ::-1])
             changes = np.nan_to_num(group.update).max(axis=1, initial=0) > 0
             judged = np.flatnonzero(changes & (first > FROM_ZERO) & np.isfinite(last))
-            if len(group.steps) < self.min_steps or not len(judged):
+            if len(group.steps) < self.min_steps or len(judged) < self.least:
                 continue
             shrunk = judged[last[judged] <= self.left * first[judged]]
             if len(shrunk) >= self.part * len(judged):

@@ -7,6 +7,9 @@ and writes what it has found over what it wrote before. It runs while the progra
 device or another process; not while code that waits holds Python's lock, when the last look is an
 old one and says so.
 
+Since Python 3.12 a fork beside a thread makes a warning, which would not be the program's. So there
+only a process of several ranks has the thread, in which PyTorch has threads of its own anyway.
+
 The thread is not one of `threading`, which a program may list and join. While it reads frames it
 does nothing that lets others run, so none of them ends meanwhile and leaves its tensors to it. That
 is why Python's search for garbage is off for that moment: it would run what the program does when
@@ -160,14 +163,15 @@ class PositionNotes:
         self._ending = _thread.allocate_lock()
         self._ended = _thread.allocate_lock()
 
-    def begin(self, folder: Path, rank: int) -> None:
-        """Look from now on, and write into the recording of a rank.
+    def begin(self, folder: Path, rank: int, world: int) -> None:
+        """Look from now on, and write into the recording of a rank; see Note [Looking at the program].
 
         Not in a Python without its lock, where frames end while they are read.
         """
         self._path = folder / position_file(rank)
         is_locked = getattr(sys, "_is_gil_enabled", _always)
-        if is_locked():
+        is_alone = world == 1 and sys.version_info >= (3, 12)
+        if is_locked() and not is_alone:
             self._shield(self._begin)
 
     def _begin(self) -> None:

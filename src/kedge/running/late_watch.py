@@ -33,6 +33,7 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
 from kedge.files.own_file import leave_to_parent
+from kedge.frames import frames_of_threads
 from kedge.hooks.placing.own_warnings import ignore_warnings, show_warnings
 from kedge.running.entry import CannotEnter, HeldSignals, LentModules
 from kedge.sites.select import Selector
@@ -320,7 +321,7 @@ def all_are_outside() -> bool:
     if is_capturing() or _is_inside(sys._getframe(1)):
         return False
     mine = threading.get_ident()
-    others = [frame for thread, frame in sys._current_frames().items() if thread != mine]
+    others = [frame for thread, frame in frames_of_threads().items() if thread != mine]
     return not any(map(_is_inside, others))
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kedge.frames import frames_around
+from kedge.frames import frames_around, frames_of_threads
 from kedge.torch_internals.corners import at_once, find, late
 
 graph_task: Callable[[], int] = at_once("torch:_C._current_graph_task_id", lambda: -1)
@@ -82,7 +82,7 @@ def backward_call() -> BackwardCall | None:
     if calls and not inside:
         return _read(calls[-1], nested=len(calls) > 1)
     others: list[FrameType] = []
-    for top in sys._current_frames().values():
+    for top in frames_of_threads().values():
         others += [frame for frame in _outermost(top, run) if frame not in own]
     if len(others) != 1:  # a thread of a device works for one call
         return None

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kedge.frames import frames_around, is_between, is_installed
+from kedge.frames import frames_around, frames_of_threads, is_between, is_installed
 from kedge.sites.operation_names import plain_name
 from kedge.torch_internals import modes
 from kedge.torch_internals.graph_task import graph_task
@@ -209,7 +209,7 @@ def _threads(here: FrameType) -> Iterator[FrameType]:
 
 def _other_threads() -> Iterator[FrameType]:
     mine = threading.get_ident()
-    for thread, frame in list(sys._current_frames().items()):
+    for thread, frame in frames_of_threads().items():
         if thread != mine:
             yield frame
 

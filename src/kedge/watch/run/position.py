@@ -13,19 +13,17 @@ only a process of several ranks has the thread, in which PyTorch has threads of 
 The thread is not one of `threading`, which a program may list and join. While it reads frames it
 does nothing that lets others run, so none of them ends meanwhile and leaves its tensors to it. That
 is why Python's search for garbage is off for that moment: it would run what the program does when
-objects end. In Python 3.11 it would even wait for ever for the lock that `sys._current_frames` holds
-(https://github.com/python/cpython/issues/106883).
+objects end.
 """
 
 from __future__ import annotations
 
 import _thread
-import gc
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
@@ -35,6 +33,7 @@ from torch import nn
 
 from kedge.by_identity import ByIdentity
 from kedge.files.own_file import OVER, OwnFile
+from kedge.frames import frames_of_threads, without_collector
 from kedge.stderr import Shield
 from kedge.store.events import Position, PositionEvent
 from kedge.store.reading.json_files import position_file
@@ -109,8 +108,8 @@ def _threads() -> list[RunningCalls]:
     own = _thread.get_ident()
     main = threading.main_thread().ident
     threads: list[RunningCalls] = []
-    with _without_collector():
-        for thread, frame in sys._current_frames().items():
+    with without_collector():
+        for thread, frame in frames_of_threads().items():
             calls = running_calls(traceback.walk_stack(frame))
             if thread == main:
                 threads.insert(0, calls)
@@ -118,18 +117,6 @@ def _threads() -> list[RunningCalls]:
                 threads.append(calls)
         del frame
     return threads
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _of_program(threads: list[RunningCalls]) -> tuple[RunningCalls, tuple[nn.Module, ...]]:

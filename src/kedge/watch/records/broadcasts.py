@@ -131,10 +131,10 @@ def _spread(node: Node) -> Broadcast | None:
     return Broadcast(by=operation, shape=given, to=shape)
 
 
-def _is_made_on_purpose(view: Node, given: tuple[int, ...]) -> bool:
+def _is_made_on_purpose(maker: Node, given: tuple[int, ...]) -> bool:
     """Whether a view made a column of a row, or a row of the outputs for one sample."""
-    before, number = next(iter(view.next_functions), (None, 0))
-    if before is None or plain_name(view.name()) not in _VIEWS:
+    before, number = next(iter(maker.next_functions), (None, 0))
+    if before is None or plain_name(maker.name()) not in _VIEWS:
         return False
     shape = shape_of_output(before, number)
     if shape is None:

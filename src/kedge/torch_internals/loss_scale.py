@@ -22,5 +22,7 @@ def scale_of(scaler: Any) -> Tensor | None:
 
     It is None before the first loss, and of a scaler that is switched off.
     """
+    if not scaler.is_enabled():
+        return None
     scale: Tensor | None = _scale_of(scaler)
     return scale

@@ -6,10 +6,10 @@ representative. The second step is timed. In both, every tensor is rebuilt, comp
 possible, so that they stay within a limit of memory if that can be reached. From the third step on
 the plan is in force. A tensor that the plan does not know, or that is larger than planned, is
 treated as in the first step, and the following step is timed again; a smaller one is treated as
-planned. A plan for a limit of time is tried; see Note [A promise] in
-`kedge.offload.plan.trial`. A tensor that the plan keeps is also treated as in the first step if graphs of earlier
+planned. A tensor that the plan keeps is also treated as in the first step if graphs of earlier
 steps are still alive and hold so much that it would not fit. So a program whose batches differ in
-length soon has a plan for the longest.
+length soon has a plan for the longest. A plan for a limit of time is tried; see Note [A promise] in
+`kedge.offload.plan.trial`.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class _Search:
 
         Args:
             most: The seconds that may be exposed; None for no limit.
-            least: The bytes that have to stay.
+            least: Beside such a limit, the bytes that have to stay.
         """
         heap: list[_Step] = []
         for i, each in enumerate(self._table.candidates):
@@ -152,11 +152,10 @@ class _Search:
                 if heap and best > heap[0]:
                     heapq.heappush(heap, best)
                     continue
-            after = self._with(best)
-            if after.kept < least:
-                continue
-            if most is not None and after.exposed > most + _NOTHING:
-                continue
+            if most is not None:
+                after = self._with(best)
+                if after.kept < least or after.exposed > most + _NOTHING:
+                    continue
             yield
             self._make(best)
             age += 1

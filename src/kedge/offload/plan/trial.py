@@ -6,10 +6,10 @@ Kedge's own work, nor what moving bytes takes from the rest of the machine. So a
 time is tried in the steps that follow it: in half of them everything is kept, and each step is
 compared with its neighbour. Which of two neighbours comes first changes from pair to pair, since a
 program's steps may alternate themselves; such pairs differ in both directions, and the middle of
-them in none. A plan with which all pairs but one take longer than promised is made
-again for fewer bytes, as many as the promise is of what was measured, since the cost grows with the
-bytes. If that plan takes too long as well, everything is kept from then on, and a warning says so.
-No plan is tried where there may be no room to keep everything for a step.
+them in none. A plan with which all pairs but one take longer than promised is made again for fewer
+bytes, as many as the promise is of what was measured, since the cost grows with the bytes. If that
+plan takes too long as well, everything is kept from then on, and a warning says so. No plan is
+tried where there may be no room to keep everything for a step.
 """
 
 from __future__ import annotations
@@ -79,8 +79,13 @@ class Trial:
         times = [self._clock.between(first, last) for first, last in pairs]
         ratios: list[float] = []
         for number, (first, second) in enumerate(zip(times[::2], times[1::2], strict=True)):
-            kept, planned = (second, first) if number % 2 else (first, second)
-            ratios.append(planned / kept if kept and planned else 1.0)
+            kept, planned = first, second
+            if number % 2:
+                kept, planned = second, first
+            if kept and planned:
+                ratios.append(planned / kept)
+            else:
+                ratios.append(1.0)
         ratios.sort()
         return MeasuredSlowdown(exp(median(map(log, ratios))), ratios[1])
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from kedge.frames import SourceLine
 from kedge.sites.operation_names import recorded_names
 from kedge.store.events import LossGraphEvent
+from kedge.store.recording import Recording
 
 _RESHAPES = frozenset(
     (
@@ -35,6 +38,35 @@ _RESHAPES = frozenset(
     )
 )
 """Operations that return their input's values in another shape, layout or dtype."""
+
+
+@dataclass(frozen=True)
+class LossPlace:
+    """Where the loss of a graph is, as findings say it.
+
+    Attributes:
+        name: The site of the loss, with the line that calls backward: ``loss at train.py:12``.
+        step: The step that the graph is of; -1 if that is not known.
+        source: That line; None if it is not known.
+    """
+
+    name: str
+    step: int
+    source: SourceLine | None
+
+
+def place_of(recording: Recording, event: LossGraphEvent) -> LossPlace:
+    """Return where the loss of a graph is."""
+    site = next((site for site in recording.sites if site.site == event.site), None)
+    source = None
+    name = event.site
+    if site is not None and site.source:
+        source = site.source
+        name = f"{event.site} at {source}"
+    step = -1
+    if event.step is not None:
+        step = event.step
+    return LossPlace(name, step, source)
 
 
 def operations(event: LossGraphEvent) -> list[str]:

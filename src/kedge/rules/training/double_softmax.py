@@ -8,14 +8,13 @@ from itertools import pairwise
 
 from kedge.frames import SourceLine
 from kedge.rules.evidence import Evidence, said, unsaid
-from kedge.rules.naming import line_of
-from kedge.rules.recorded.loss_graph import computing, operations
+from kedge.rules.recorded.loss_graph import computing, operations, place_of
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.roots import root_path
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.store.events import LossGraphEvent, SoftmaxRead
-from kedge.store.recording import Recording, SiteInfo
+from kedge.store.recording import Recording
 
 _LINEAR = frozenset(
     ("addmm", "mm", "bmm", "baddbmm", "linear", "convolution", "mkldnn_convolution", "mv", "addmv")
@@ -114,22 +113,16 @@ class DoubleSoftmax(Rule):
         judged: tuple[Severity, str, str],
     ) -> Finding:
         severity, says, remedy = judged
-        site = next((site for site in recording.sites if site.site == event.site), None)
-        source = None
-        if site is not None:
-            source = site.source
-        step = -1
-        if event.step is not None:
-            step = event.step
+        place = place_of(recording, event)
         return Finding(
             code=self.code,
             severity=severity,
             site=event.site,
-            step=step,
-            message=f"The loss ({event.site}{_line(site)}) {says}.",
+            step=place.step,
+            message=f"The loss ({place.name}) {says}.",
             evidence=DoubleSoftmaxEvidence(
                 operations=chain[: self.shown],
-                source=source,
+                source=place.source,
             ),
             confidence=0.95,
             remedy=remedy,
@@ -254,9 +247,3 @@ def _judged(chain: Sequence[str]) -> tuple[Severity | None, str, str]:
                 "Use nll_loss instead of cross_entropy, or leave the first log_softmax out.",
             )
     return None, "", ""
-
-
-def _line(site: SiteInfo | None) -> str:
-    if site is not None and site.source:
-        return f" at {line_of(site.source)}"
-    return ""

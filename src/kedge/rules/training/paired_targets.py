@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kedge.frames import SourceLine
 from kedge.rules.evidence import Evidence, said, unsaid
-from kedge.rules.naming import line_of
+from kedge.rules.recorded.loss_graph import place_of
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule
@@ -79,26 +79,18 @@ class PairedTargets(Rule):
     def _finding(
         self, recording: Recording, event: LossGraphEvent, broadcast: Broadcast
     ) -> Finding:
-        site = next((site for site in recording.sites if site.site == event.site), None)
-        source = None
-        line = ""
-        if site is not None and site.source is not None:
-            source = site.source
-            line = f" at {line_of(source)}"
-        step = -1
-        if event.step is not None:
-            step = event.step
+        place = place_of(recording, event)
         number = broadcast.to[0]
         return Finding(
             code=self.code,
             severity=self.severity,
             site=event.site,
-            step=step,
-            message=f"The loss ({event.site}{line}) compares each of {number} predictions with "
+            step=place.step,
+            message=f"The loss ({place.name}) compares each of {number} predictions with "
             f"each of {number} targets or weights: those of shape {broadcast.shape} were broadcast to "
             f"{broadcast.to}.",
             evidence=PairedTargetsEvidence(
-                by=broadcast.by, shape=broadcast.shape, to=broadcast.to, source=source
+                by=broadcast.by, shape=broadcast.shape, to=broadcast.to, source=place.source
             ),
             confidence=0.9,
             remedy="Give both the same shape: target.unsqueeze(1), or prediction.squeeze(1).",

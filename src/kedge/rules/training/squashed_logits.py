@@ -9,8 +9,7 @@ from itertools import pairwise
 
 from kedge.frames import SourceLine
 from kedge.rules.evidence import Evidence, said, unsaid
-from kedge.rules.naming import line_of
-from kedge.rules.recorded.loss_graph import computing, operations
+from kedge.rules.recorded.loss_graph import computing, operations, place_of
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule
@@ -100,27 +99,19 @@ class SquashedLogits(Rule):
         taker: str,
         maker: str,
     ) -> Finding:
-        site = next((site for site in recording.sites if site.site == event.site), None)
-        source = None
-        line = ""
-        if site is not None and site.source is not None:
-            source = site.source
-            line = f" at {line_of(source)}"
+        place = place_of(recording, event)
         lowest, highest = _RANGES[maker]
         bounds = f"none is below {lowest:g}"
         if math.isfinite(highest):
             bounds = f"all lie between {lowest:g} and {highest:g}"
-        step = -1
-        if event.step is not None:
-            step = event.step
         return Finding(
             code=self.code,
             severity=self.severity,
             site=event.site,
-            step=step,
-            message=f"The logits of the loss ({event.site}{line}), which is {_LOSSES[taker]}, come "
+            step=place.step,
+            message=f"The logits of the loss ({place.name}), which is {_LOSSES[taker]}, come "
             f"straight from {maker}: {bounds}.",
-            evidence=SquashedLogitsEvidence(operations=names[: self.shown], source=source),
+            evidence=SquashedLogitsEvidence(operations=names[: self.shown], source=place.source),
             confidence=0.9,
             remedy=f"Leave out the {maker} after the last linear layer.",
         )

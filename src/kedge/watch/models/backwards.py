@@ -23,7 +23,7 @@ from typing import Protocol
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from kedge.flow import Act, Event
+from kedge.flow import Act
 from kedge.hooks.firing.contract import Measure
 from kedge.hooks.placing.leaf_hooks import LeafHook, next_hook
 from kedge.sites.site import Site
@@ -269,30 +269,22 @@ class Reached:
 
     def bind(self, site: Site) -> Act:
         """Return a function that is called with each gradient."""
-
-        def reached(value: Tensor, event: Event) -> None:
-            self.passes.reached(graph_task())
-
-        return reached
-
-
-class Taken:
-    """The action that reports a backward pass that returns gradients; see Note [Gradients that are returned]."""
-
-    observes = True
-    recomputes = False
-
-    def __init__(self, passes: BackwardPasses) -> None:
-        self.passes = passes
-        self._is_held: dict[int, bool] = {}
-
-    def bind(self, site: Site) -> Act:
-        """Return a function that is called with each gradient."""
         return lambda _value, _event: self._look()
 
     def bind_value(self, site: Site) -> Measure:
         """Return a function that is called with each gradient, without an event."""
         return lambda _value, _step, _leaf="": self._look()
+
+    def _look(self) -> None:
+        self.passes.reached(graph_task())
+
+
+class Taken(Reached):
+    """The action that reports a backward pass that returns gradients; see Note [Gradients that are returned]."""
+
+    def __init__(self, passes: BackwardPasses) -> None:
+        super().__init__(passes)
+        self._is_held: dict[int, bool] = {}
 
     def _look(self) -> None:
         task = graph_task()

@@ -32,38 +32,16 @@ _PER_SAMPLE = frozenset(("clamp", "exp", "gather", "log", "minimum", "neg", "sum
 """Operations that leave one number a sample, which is weighed then."""
 _DIFFERENCES = frozenset(
     (
-        *(
-            "abs",
-            "add",
-            "clamp",
-            "clamp_min",
-            "cosh",
-            "div",
-            "huber_loss",
-            "log",
-            "mean",
-            "mse_loss",
-            "mul",
-        ),
-        *("neg", "pow", "rsub", "smooth_l1_loss", "sqrt", "sub", "sum"),
+        *("abs", "add", "clamp", "clamp_min", "cosh", "div", "huber_loss", "log", "mean"),
+        *("mse_loss", "mul", "neg", "pow", "rsub", "smooth_l1_loss", "sqrt", "sub", "sum"),
     )
 )
 """What a loss makes of differences."""
 _COLUMNS = frozenset(
     (
         *("addmm", "addmv", "convolution", "elu", "exp", "gelu", "hardtanh", "leaky_relu"),
-        *(
-            "linear",
-            "mm",
-            "mv",
-            "native_dropout",
-            "relu",
-            "reshape_alias",
-            "sigmoid",
-            "silu",
-            "slice",
-        ),
-        *("softplus", "squeeze", "tanh", "unsafe_view", "view"),
+        *("linear", "mm", "mv", "native_dropout", "relu", "reshape_alias", "sigmoid"),
+        *("silu", "slice", "softplus", "squeeze", "tanh", "unsafe_view", "view"),
     )
 )
 """Operations that leave predictions: layers, activations, and what takes dimensions away."""
@@ -97,13 +75,14 @@ def broadcast_in(losses: Sequence[Tensor]) -> Broadcast | None:
 
 def _behind(node: Node) -> Node | None:
     """Return the only operand with a gradient of an operation on differences."""
-    if plain_name(node.name()) not in _DIFFERENCES:
+    operation = plain_name(node.name())
+    if operation not in _DIFFERENCES:
         return None
     operands = [before for before, _ in node.next_functions if before is not None]
     if len(operands) != 1:
         return None
     (operand,) = operands
-    if plain_name(node.name()) == "sub" and plain_name(operand.name()) != "expand":
+    if operation == "sub" and plain_name(operand.name()) != "expand":
         return None  # the difference of one has been taken already
     return operand
 

@@ -98,9 +98,8 @@ class Losses:
             if dropouts:
                 notes.append(DropoutsEvent(step=step, site=path, dropouts=dropouts))
         if path not in self.described:
-            for output, through in without_a_way_back(
-                began.tensors, self.meter.sites.seats.values()
-            ):
+            seats = self.meter.sites.seats
+            for output, through in without_a_way_back(began.tensors, seats.values()):
                 notes.append(NoWayBackEvent(step=step, site=output, through=through))
             _, operation = operation_of(first)
             self.described[path] = {"operation": operation, "source": as_json(_source(began))}

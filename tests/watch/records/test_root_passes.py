@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -378,6 +379,9 @@ def learn_from(batches: Iterable[Tensor]) -> list[dict[str, Any]]:
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
+        for thread in threading.enumerate():  # a loader that has ended does not wait for its own
+            if thread.name == "QueueFeederThread":
+                thread.join()
 
     return notes(program, "repeated-batches")
 

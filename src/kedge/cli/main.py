@@ -27,6 +27,7 @@ from kedge.cli.attach import AttachCommand
 from kedge.cli.check import CheckCommand
 from kedge.cli.completion import CompletionCommand
 from kedge.cli.diff import DiffCommand
+from kedge.cli.examine import ExamineCommand
 from kedge.cli.explain import ExplainCommand
 from kedge.cli.export import ExportCommand
 from kedge.cli.extract import ExtractCommand
@@ -66,6 +67,7 @@ class Command(Protocol):
 
 COMMANDS: tuple[Command, ...] = (
     RunCommand(),
+    ExamineCommand(),
     AttachCommand(),
     ReportCommand(),
     CheckCommand(),
@@ -89,13 +91,14 @@ parts of PyTorch that Kedge uses."""
 #: The commands by what they are for, as the help lists them.
 GROUPS = {
     "record a training": ("run", "attach", "sites"),
+    "try one before it runs": ("examine",),
     "read a recording": ("report", "check", "diff", "explain", "serve", "live"),
     "get data out": ("export", "query", "extract"),
     "set up the terminal": ("completion",),
 }
 
 #: The commands that run code of the user's, which finds its output as it is without them.
-RUNS = (RunCommand, SitesCommand, ExtractCommand)
+RUNS = (RunCommand, ExamineCommand, SitesCommand, ExtractCommand)
 
 BROKEN_PIPE_STATUS = 141
 

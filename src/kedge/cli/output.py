@@ -6,7 +6,7 @@ import codecs
 import io
 import json
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 #: The characters that Kedge draws with, for an encoding that lacks them; one for one, so that
 #: columns stay in line.
@@ -23,9 +23,9 @@ def make_writable() -> None:
         sys.stdout.reconfigure(errors="kedge-plain")
 
 
-def print_json(value: Any) -> None:
-    """Print a value as JSON."""
-    print(json.dumps(value, indent=2, allow_nan=False))
+def print_json(value: Any, file: TextIO | None = None) -> None:
+    """Print a value as JSON, to stdout if no file is given."""
+    print(json.dumps(value, indent=2, allow_nan=False), file=file)
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:

@@ -238,7 +238,7 @@ def dimension_of(node: Node) -> int | None:
     dim = getattr(node, "_saved_dim", None)
     if not isinstance(dim, int):
         return None
-    return _signed(dim)
+    return signed(dim)
 
 
 def dimensions_of(node: Node, name: str, rank: int) -> list[int]:
@@ -256,10 +256,10 @@ def dimensions_of(node: Node, name: str, rank: int) -> list[int]:
         found = (found,)
     if not isinstance(found, tuple):
         return []
-    return [_signed(dim) % rank for dim in found if rank > 0]
+    return [signed(dim) % rank for dim in found if rank > 0]
 
 
-def _signed(dim: int) -> int:
+def signed(dim: int) -> int:
     """Return a dimension as the program has written it: PyTorch shows -1 as an unsigned number."""
     if dim >= 2**63:
         return dim - 2**64

@@ -1,0 +1,160 @@
+"""``kedge examine``: trials of a program's model, batch, loss and optimizer, before it is trained."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from kedge.cli.output import print_json
+from kedge.cli.run import add_program, program_of
+from kedge.errors import ScriptError
+from kedge.program.after_import import AfterImport
+from kedge.program.ending import Ending
+from kedge.program.program import Program
+from kedge.stderr import lasting_messenger
+from kedge.watch.run.ranks import LaunchedRank
+
+if TYPE_CHECKING:
+    from kedge.examination.capture import Capture
+    from kedge.examination.examination import Examination
+
+CANNOT = 2
+WRONG = 1
+
+
+class ExamineCommand:
+    """Try a program's model, batch, loss and optimizer before it is trained.
+
+    Runs the program up to its second training step, takes over, tries what careful people try by
+    hand, and prints what was done, what came of it and what it means: the first loss, whether
+    the data is used, whether samples and positions are apart, what the loss reaches, what the
+    optimizer holds, precision, and whether one batch is learned, at several rates. Then the
+    process ends: the program does not go on, and saves nothing more.
+
+    Exits with 1 if something is wrong.
+
+    --json prints one object:
+      {"models": [NAME, ...], "verdict": VERDICT, "notes": [TEXT, ...],
+       "results": [{"trial", "verdict", "did", "came", "means", "where", "model"}, ...]}
+    A verdict is "wrong", "look", "ok" or "untried".
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's arguments."""
+        add_program(parser)
+        parser.add_argument(
+            "--skip",
+            metavar="TRIALS",
+            default="",
+            help="leave out these trials (names separated by commas)",
+        )
+        parser.add_argument("--json", action="store_true", help="print one object")
+        parser.add_argument(
+            "--picture",
+            metavar="FILE.svg",
+            help="also draw the dependences and the losses at several rates",
+        )
+
+    def run(self, args: argparse.Namespace) -> int | Ending:
+        """Run the program, and examine it."""
+        program = program_of(args)
+        program.check()
+        if LaunchedRank.here().world > 1:
+            raise ScriptError(
+                "kedge examine looks at one process, and this is one of several ranks; "
+                "run the program by itself: kedge examine SCRIPT"
+            )
+        skip = tuple(name.strip() for name in args.skip.split(",") if name.strip())
+        report = Report(args.json, args.picture)
+        return _examine(program, skip, report)
+
+
+class Report:
+    """Prints an examination, whatever the program has done to its output.
+
+    Args:
+        as_json: Whether it prints JSON.
+        picture: The file of the picture; None without one.
+    """
+
+    def __init__(self, as_json: bool, picture: str | None) -> None:
+        self._as_json = as_json
+        self._picture = picture
+        self._out = os.dup(1)
+
+    def silence(self) -> None:
+        """Let what the program prints from now on go nowhere."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+
+    def print(self, examination: Examination) -> int:
+        """Print an examination; returns the exit status."""
+        sys.stdout.flush()
+        os.dup2(self._out, 1)
+        with open(os.dup(self._out), "w", encoding="utf-8") as out:
+            if self._as_json:
+                print_json(_document(examination), out)
+            else:
+                print(examination, file=out)
+        if self._picture is not None:
+            from kedge.examination.picture import draw
+
+            draw(examination, self._picture)
+        return WRONG if examination.verdict == "wrong" else 0
+
+
+def _document(examination: Examination) -> dict[str, Any]:
+    results = []
+    for each in examination.results:
+        results.append(
+            {
+                "trial": each.trial,
+                "verdict": each.verdict,
+                "did": each.did,
+                "came": each.came,
+                "means": each.means,
+                "where": each.where,
+                "model": each.model,
+            }
+        )
+    return {
+        "models": list(examination.models),
+        "verdict": examination.verdict,
+        "notes": list(examination.notes),
+        "results": results,
+    }
+
+
+def _examine(program: Program, skip: tuple[str, ...], report: Report) -> int | Ending:
+    found: list[Capture] = []
+
+    def done(examination: Examination) -> NoReturn:
+        status = report.print(examination)
+        # Without the program's own end, which would save what the trials have left.
+        os._exit(status)
+
+    def begin() -> None:
+        from kedge.examination.capture import Capture
+
+        capture = Capture(skip, report.silence, done)
+        capture.begin()
+        found.append(capture)
+
+    tell = lasting_messenger()
+    AfterImport("torch", begin).install()
+    ending = program.run()
+    examination = found[0].conclude() if found else None
+    if examination is not None:
+        return report.print(examination)
+    why = "the program ended before an optimizer had stepped on a loss"
+    if not found:
+        why = "the program did not import torch"
+    tell(f"nothing was examined: {why}")
+    if ending.status:
+        return ending
+    return CANNOT

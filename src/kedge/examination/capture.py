@@ -1,0 +1,237 @@
+"""Takes over a program at its second training step: its models, batch, loss and optimizers.
+
+# Note [Taking over]
+The program runs as it would until an optimizer is about to take its second step. What an iteration
+consists of has been seen by then: which models were called with what, how the loss was computed from
+their outputs, which loader was read, which optimizers step. The weights are put back to those before
+the first step, the trials are made, and the report is printed. Then the process ends, without the
+program's own end: what it would do after its training is not done.
+
+Since the program does not go on, this replaces functions of PyTorch: `torch.autograd.backward`,
+which names the losses before their graphs are freed, `DataLoader.__iter__` and `torch.save`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+
+from kedge.examination.examination import Examination, examined
+from kedge.examination.inputs import Inputs
+from kedge.examination.loss_facts import LossFacts, facts_of
+from kedge.examination.result import Result
+from kedge.examination.state import TrainingState
+from kedge.examination.step import ExaminedStep
+from kedge.examination.sweep import TRIAL as ONE_BATCH
+from kedge.examination.sweep import one_batch, untried
+from kedge.examination.tape import Tape, TapeWriter
+from kedge.examination.written_files import WrittenFiles
+from kedge.hooks.placing.module_calls import given_to, running
+from kedge.hooks.roots import unwrapped
+from kedge.short_text import listed
+from kedge.torch_internals.module_tables import parameters_in
+from kedge.torch_internals.source_lines import source_of
+from kedge.watch.models.backward_start import BackwardStart, programs_line
+from kedge.watch.records.loss_scaling import LossScaling
+
+MOST_MODELS = 4
+"""Most models of a step that are examined."""
+
+
+@dataclass
+class _Call:
+    """The last call of a model with gradients."""
+
+    model: nn.Module
+    inputs: Inputs
+
+
+class Capture:
+    """Takes over the program that runs in this process; see Note [Taking over].
+
+    Args:
+        skip: Names of trials to leave out.
+        taken: Called when the program is taken over, before the trials.
+        done: Called with the examination when all is done; it does not return.
+    """
+
+    def __init__(
+        self,
+        skip: Collection[str],
+        taken: Callable[[], None],
+        done: Callable[[Examination], None],
+    ) -> None:
+        self._skip = skip
+        self._taken = taken
+        self._done = done
+        self._over = False
+        self._calls: dict[int, _Call] = {}
+        self._losses: list[LossFacts] = []
+        self._tape: Tape | None = None
+        self._writer = TapeWriter()
+        self._stepped: list[Optimizer] = []
+        self._state = TrainingState()
+        self._loader: Any = None
+        self._files = WrittenFiles()
+
+    def begin(self) -> None:
+        """Follow the program; PyTorch has just been imported."""
+        register_module_forward_pre_hook(self._module_called)
+        register_module_forward_hook(self._module_returned)
+        register_optimizer_step_pre_hook(self._about_to_step)
+        self._files.install()
+
+        plain_backward: Any = torch.autograd.backward
+        plain_iter: Any = DataLoader.__iter__
+
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._over:
+                self._about_to_differentiate(tensors, sys._getframe())
+            return plain_backward(tensors, *args, **kwargs)
+
+        def iterate(loader: Any) -> Any:
+            self._loader = loader
+            return plain_iter(loader)
+
+        torch.autograd.backward = backward
+        DataLoader.__iter__ = iterate  # type: ignore[method-assign]
+
+    def conclude(self) -> Examination | None:
+        """Return the examination at the end of a program that took no second step.
+
+        None if no step of an optimizer was seen.
+        """
+        if not self._stepped:
+            return None
+        return self._examination()
+
+    # -- what the program does ------------------------------------------------------------
+
+    def _module_called(self, module: nn.Module, _: Any) -> None:
+        if not self._is_root_call(module):
+            return
+        given = given_to(module)
+        if not given or not _has_parameters(module):
+            return
+        self._writer.pause()
+        model = unwrapped(module)
+        if any(param.requires_grad for param in parameters_in(model).values()):
+            self._calls[id(model)] = _Call(model, Inputs.of_call(model, *given).apart())
+
+    def _module_returned(self, module: nn.Module, _: Any, output: Any) -> None:
+        if self._is_root_call(module) and _has_parameters(module):
+            self._writer.add_model(module, given_to(module), output)
+
+    def _is_root_call(self, module: nn.Module) -> bool:
+        if self._over or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        around = running()
+        return len(around) == 1 and around[0] is module
+
+    def _about_to_differentiate(self, tensors: Any, frame: FrameType) -> None:
+        given = tensors
+        if isinstance(tensors, Tensor):
+            given = (tensors,)
+        losses = tuple(each for each in given if isinstance(each, Tensor) and each.requires_grad)
+        tape = self._writer.end()
+        if not losses:
+            return
+        line = programs_line(frame)
+        where = ""
+        if line is not None:
+            where = str(source_of(line))
+        self._losses.append(facts_of(losses, where))
+        if tape is not None and not self._stepped:
+            tape.end_at(losses, LossScaling().scale(BackwardStart(losses, None, line)))
+            self._tape = tape
+
+    def _about_to_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._over:
+            return
+        if any(each is optimizer for each in self._stepped):
+            self._taken()
+            self._done(self._examination())
+        elif self._losses:
+            self._stepped.append(optimizer)
+            self._state.keep([call.model for call in self._calls.values()], [optimizer])
+
+    # -- the examination ------------------------------------------------------------------
+
+    def _examination(self) -> Examination:
+        self._over = True
+        self._writer.close()
+        self._files.saves = False
+        calls = list(self._calls.values())[:MOST_MODELS]
+        frozen = {id(call.model): self._changed_frozen(call.model) for call in calls}
+        self._state.restore()
+
+        results: list[Result] = []
+        names = []
+        for call in calls:
+            step = ExaminedStep(
+                type(call.model).__name__,
+                call.model,
+                call.inputs,
+                loss=self._loss_of(call.model),
+                optimizers=self._stepped,
+                others=[other.model for other in calls if other is not call],
+                batch_size=_batch_size(self._loader),
+                changed_frozen=frozen[id(call.model)],
+            )
+            names.append(step.name)
+            results += examined(step, self._skip)
+        results += self._one_batch(calls)
+
+        notes = ()
+        written = self._files.named()
+        if written:
+            notes = (f"the program has written: {listed(written, 4)}",)
+        return Examination(tuple(names), tuple(results), notes)
+
+    def _one_batch(self, calls: list[_Call]) -> list[Result]:
+        if ONE_BATCH in self._skip:
+            return []
+        if len(self._stepped) > 1:
+            return [untried("there are several optimizers, whose losses may pull against each other")]
+        if self._tape is None:
+            return [untried("it was not seen how the loss is computed from the model's output")]
+        tape = self._tape
+        models = [call.model for call in calls]
+        return [one_batch(models, self._stepped, self._state, tape.loss, tape.value)]
+
+    def _loss_of(self, model: nn.Module) -> LossFacts | None:
+        """Return what is known of the losses that reach a model, as one."""
+        own = set(map(id, parameters_in(model).values()))
+        reaching = [facts for facts in self._losses if not own.isdisjoint(facts.reached)]
+        if not reaching:
+            return None
+        reached: frozenset[int] = frozenset().union(*(facts.reached for facts in reaching))
+        return replace(reaching[0], reached=reached)
+
+    def _changed_frozen(self, model: nn.Module) -> list[str]:
+        """Return the frozen parameters of a model that its first step has changed."""
+        named = parameters_in(model).items()
+        return [n for n, p in named if not p.requires_grad and self._state.has_changed(p)]
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    """Whether a module is a model; one without parameters is part of the loss."""
+    return next(module.parameters(), None) is not None
+
+
+def _batch_size(loader: Any) -> int | None:
+    """Return how many samples a data loader puts into a batch; None if it does not say."""
+    size = getattr(loader, "batch_size", None)
+    if size is None:
+        size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return size

@@ -1,0 +1,136 @@
+"""`examine`: the trials of one model, on inputs that somebody hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from kedge.calls.arguments import called_as, described, not_a_model
+from kedge.errors import WrongCall
+from kedge.examination.examination import TRIALS, Examination, examined
+from kedge.examination.inputs import Inputs
+from kedge.examination.loss_facts import LossFacts, facts_of
+from kedge.examination.result import Result
+from kedge.examination.state import TrainingState
+from kedge.examination.step import ExaminedStep
+from kedge.examination.sweep import TRIAL as ONE_BATCH
+from kedge.examination.sweep import one_batch
+from kedge.hooks.roots import unwrapped
+from kedge.recipes.model_run import preserved_state
+from kedge.torch_internals.accelerators import same_random_numbers
+
+
+@called_as("kedge.examine(model, inputs, loss=loss, optimizer=optimizer)")
+def examine(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    loss: Callable[[Any], Tensor] | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    skip: Collection[str] = (),
+) -> Examination:
+    """Try a model before it is trained: what it depends on, what reaches its parameters, whether it learns a batch.
+
+    Afterwards model, optimizer and random state are as they were. ``kedge examine train.py`` does
+    the same to the models of a program, which it finds by itself.
+
+    Args:
+        model: The model, in the mode in which it is trained.
+        inputs: One batch: a tensor, a tuple of arguments, or a dict of arguments by name. The first
+            dimension counts the samples.
+        loss: Computes the loss, a tensor of one element, from the model's output. Without it, the
+            trials that need a loss are not made.
+        optimizer: The optimizer of the training, or several.
+        skip: Names of trials to leave out.
+
+    Returns:
+        The results, as an `Examination` that prints.
+
+    Raises:
+        WrongCall: If an argument is of another type, or no trial has such a name.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> targets = torch.tensor([0, 1, 2, 0, 1, 2])
+        >>> found = kedge.examine(
+        ...     model,
+        ...     torch.randn(6, 4),
+        ...     loss=lambda output: nn.functional.cross_entropy(output, targets),
+        ...     optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+        ... )
+        >>> found.verdict
+        'ok'
+    """
+    if not isinstance(model, nn.Module):
+        raise WrongCall(f"examine takes a torch.nn.Module, not {not_a_model(model)}")
+    if loss is not None and not callable(loss):
+        raise WrongCall(
+            f"examine(loss={described(loss)}): loss is a function of the model's output"
+        )
+    unknown = [name for name in skip if name not in TRIALS]
+    if unknown:
+        raise WrongCall(f"examine(skip={unknown[0]!r}): the trials are {', '.join(TRIALS)}")
+
+    inner = unwrapped(model)
+    args, kwargs = _arguments(inputs)
+    step = ExaminedStep(
+        type(inner).__name__,
+        inner,
+        Inputs.of_call(inner, args, kwargs),
+        optimizers=_optimizers(optimizer),
+    )
+    with same_random_numbers(), torch.enable_grad():
+        if loss is not None:
+            step.loss = _loss_facts(step, loss)
+        results = [*examined(step, skip)]
+        if ONE_BATCH not in skip and loss is not None and step.optimizers:
+            results.append(_one_batch(step, loss, step.optimizers))
+    return Examination((step.name,), tuple(results))
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, dict):
+        return (), inputs
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def _optimizers(given: Optimizer | Sequence[Optimizer] | None) -> Sequence[Optimizer] | None:
+    if isinstance(given, Optimizer):
+        return (given,)
+    return given
+
+
+def _loss_facts(step: ExaminedStep, loss: Callable[[Any], Tensor]) -> LossFacts:
+    with preserved_state(step.model):
+        given = step.inputs.apart()
+        value = loss(step.model(*given.args, **given.kwargs))
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise WrongCall(
+                f"examine(loss=...): the loss is a tensor of one element, not {described(value)}"
+            )
+        return facts_of([value], "")
+
+
+def _one_batch(
+    step: ExaminedStep, loss: Callable[[Any], Tensor], optimizers: Sequence[Optimizer]
+) -> Result:
+    def compute() -> Tensor:
+        torch.manual_seed(0)
+        given = step.inputs.apart()
+        return loss(step.model(*given.args, **given.kwargs))
+
+    gradients = {param: param.grad for param in step.model.parameters()}
+    state = TrainingState([step.model], optimizers)
+    try:
+        expected = float(compute().detach())
+        return one_batch([step.model], optimizers, state, compute, expected)
+    finally:
+        state.restore()
+        for param, gradient in gradients.items():
+            param.grad = gradient

@@ -1,0 +1,123 @@
+"""What the graph of a loss shows: its targets, and the parameters that it reaches.
+
+It is read before the backward pass, which frees what the nodes of the graph have saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from kedge.torch_internals import autograd_nodes
+from kedge.torch_internals.autograd_nodes import behind, function_of, is_leaf, operation_of
+
+CLASSES = ("nll_loss", "nll_loss2_d")
+"""Losses whose targets are numbers of classes."""
+_CHANCES = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+_VALUES = ("mse_loss", "smooth_l1_loss", "huber_loss")
+_LOSSES = (*CLASSES, *_CHANCES, *_VALUES)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The targets of one of PyTorch's losses, with what they were compared with.
+
+    Attributes:
+        loss: The name of the loss: ``nll_loss``, ``mse_loss``.
+        target: The targets.
+        predicted: What the loss compared with them: logarithms of probabilities for ``nll_loss``.
+        ignored: The class that counts as no target; None without one.
+        is_weighted: Whether classes or elements have weights.
+    """
+
+    loss: str
+    target: Tensor
+    predicted: Tensor
+    ignored: int | None
+    is_weighted: bool
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the targets are numbers of classes."""
+        return self.loss in CLASSES
+
+    @property
+    def has_chances(self) -> bool:
+        """Whether the targets are probabilities of two classes."""
+        return self.loss in _CHANCES
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        if self.predicted.dim() == 1:
+            return self.predicted.shape[0]
+        return self.predicted.shape[1]
+
+    def counted(self) -> Tensor:
+        """Return the targets that count, as one row."""
+        every = self.target.reshape(-1)
+        if self.ignored is None:
+            return every
+        return every[every != self.ignored]
+
+
+@dataclass(frozen=True)
+class LossFacts:
+    """What was seen of one loss as its backward pass began.
+
+    Attributes:
+        value: Its value.
+        where: The line that called backward, ``train.py:41``; "" if none is known.
+        targets: The targets of PyTorch's losses in its graph.
+        reached: The ids of the parameters that it depends on.
+        functions: The program's own `torch.autograd.Function` classes in its graph.
+    """
+
+    value: float
+    where: str
+    targets: tuple[Target, ...]
+    reached: frozenset[int]
+    functions: tuple[type, ...]
+
+
+def facts_of(losses: Iterable[Tensor], where: str) -> LossFacts:
+    """Return what the graphs of losses show; together they are differentiated in one pass."""
+    losses = list(losses)
+    targets: list[Target] = []
+    reached: set[int] = set()
+    functions: dict[type, None] = {}
+    for node in behind(loss.grad_fn for loss in losses):
+        if is_leaf(node):
+            reached.add(id(node.variable))  # type: ignore[attr-defined]
+        elif operation_of(node) in _LOSSES:
+            found = _target_of(node)
+            if found is not None:
+                targets.append(found)
+        function = function_of(node)
+        if function is not None:
+            functions[function] = None
+    value = sum(float(loss.detach().sum()) for loss in losses)
+    return LossFacts(value, where, tuple(targets), frozenset(reached), tuple(functions))
+
+
+def _target_of(node: Node) -> Target | None:
+    try:
+        predicted = autograd_nodes.saved(node, "self")
+        target = autograd_nodes.saved(node, "target")
+    except (AttributeError, RuntimeError):  # not saved in this PyTorch, or freed already
+        return None
+    weights = [getattr(node, f"_saved_{name}", None) for name in ("weight", "pos_weight")]
+    ignored = autograd_nodes.number_in(node, "ignore_index")
+    if ignored is not None:
+        ignored = autograd_nodes.signed(ignored)
+    return Target(
+        loss=operation_of(node),
+        target=target.detach().clone(),
+        predicted=predicted.detach().clone(),
+        ignored=ignored,
+        is_weighted=any(weight is not None for weight in weights),
+    )
+

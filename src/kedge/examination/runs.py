@@ -1,0 +1,150 @@
+"""Runs of a model that leave no trace in it, and what its modules pass on in them.
+
+# Note [No trace]
+A trial runs the model many times. Whatever a run changes is put back: buffers such as running
+statistics, the flags of training, the random state. Each run begins with the same random numbers
+unless a trial wants others.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import kedge
+from kedge.errors import NeverFiredWarning
+from kedge.examination.inputs import Inputs
+from kedge.recipes.model_run import preserved_state
+from kedge.sites import leaves
+from kedge.torch_internals.module_tables import modules_in
+from kedge.torch_internals.source_lines import calling_frame, source_of
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A tensor that a module received or returned in a run.
+
+    Attributes:
+        path: The path of the module; "" for the model itself.
+        kind: "in" or "out".
+        leaf: The name of the tensor within the value.
+        value: The tensor.
+        line: The line of the program that called the module; "" if none is known.
+    """
+
+    path: str
+    kind: str
+    leaf: str
+    value: Tensor
+    line: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells it from the others of a call."""
+        return self.path, self.kind, self.leaf
+
+
+class Run:
+    """A run of the model under examination; see Note [No trace].
+
+    Args:
+        model: The model.
+        inputs: The inputs that it had in the program.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        self.model = model
+        self.inputs = inputs
+
+    def outputs(
+        self, inputs: Inputs | None = None, *, training: bool = False, seed: int | None = None
+    ) -> dict[str, Tensor]:
+        """Return the tensors of the model's output, by name.
+
+        Args:
+            inputs: Other inputs than those of the program.
+            training: Whether the modules keep the modes that they have in the program; otherwise
+                all are in evaluation mode.
+            seed: The beginning of the random numbers; that of the program if None.
+        """
+        with self._state(training=training, seed=seed), torch.no_grad():
+            return _outputs(self.model, inputs or self.inputs)
+
+    def graph(
+        self, inputs: Inputs | None = None, *, training: bool = True, apart: bool = True
+    ) -> dict[str, Tensor]:
+        """Return the tensors of the model's output with the graph behind them.
+
+        Args:
+            inputs: Other inputs than those of the program.
+            training: As for `outputs`.
+            apart: Whether the model is given copies, so that the graph does not reach the inputs.
+        """
+        with self._state(training=training, seed=None):
+            return _outputs(self.model, inputs or self.inputs, apart=apart)
+
+    def passed(
+        self,
+        inputs: Inputs | None = None,
+        *,
+        training: bool = False,
+        seed: int | None = None,
+        graded: bool = False,
+    ) -> list[Passed]:
+        """Return what every module received and returned, in the order in which it happened."""
+        noted: list[Passed] = []
+        note = _noting(self.model, noted, copies=not graded)
+        with ExitStack() as stack:
+            stack.enter_context(self._state(training=training, seed=seed))
+            stack.enter_context(torch.set_grad_enabled(graded))
+            # A module without a call is no news here.
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore", NeverFiredWarning)
+            stack.enter_context(kedge.hook(self.model, "**, **:in", note))
+            _outputs(self.model, inputs or self.inputs)
+        return noted
+
+    @contextmanager
+    def _state(self, *, training: bool, seed: int | None) -> Iterator[None]:
+        modes = {module: module.training for module in modules_in(self.model).values()}
+        with preserved_state(self.model):
+            try:
+                if not training:
+                    self.model.eval()
+                if seed is not None:
+                    torch.manual_seed(seed)
+                yield
+            finally:
+                for module, mode in modes.items():
+                    module.training = mode
+
+
+def _outputs(model: nn.Module, inputs: Inputs, *, apart: bool = True) -> dict[str, Tensor]:
+    given = inputs
+    if apart:
+        given = inputs.apart()
+    output = model(*given.args, **given.kwargs)
+    return {name or "output": value for name, value in leaves.find(output)}
+
+
+def _noting(
+    model: nn.Module, noted: list[Passed], *, copies: bool
+) -> Callable[[Tensor, Any], None]:
+    def note(value: Tensor, event: Any) -> None:
+        kept = value
+        if copies:
+            kept = value.detach().clone()
+        frame = calling_frame(event.module)
+        line = ""
+        if frame is not None:
+            line = str(source_of(frame))
+        site = event.site
+        noted.append(Passed(site.path, site.kind, site.leaf or "", kept, line))
+
+    return note

@@ -1,0 +1,113 @@
+"""What the batch holds: the values of its inputs, and its targets.
+
+Cannot see: what other batches hold; targets of losses that are not PyTorch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kedge.examination.loss_facts import Target
+from kedge.examination.result import Result
+from kedge.examination.step import ExaminedStep
+from kedge.short_text import compact, counted
+
+TRIAL = "batch"
+LARGE = 20.0
+"""The mean magnitude of an input from which on it is said not to be scaled."""
+SMALL = 0.01
+"""The same from below."""
+DID = "looked at the values of the batch"
+_FEWEST = 4
+"""Fewest targets of which it is said that they are all the same."""
+
+
+def batch(step: ExaminedStep) -> Iterator[Result]:
+    """Yield what is conspicuous in the inputs and targets."""
+    found = [*_inputs(step), *_targets(step)]
+    yield from found
+    if not found:
+        shapes = [f"{name} {tuple(v.shape)}" for name, v in step.inputs.numbers().items()]
+        yield Result(TRIAL, "ok", DID, ", ".join(shapes) or "no tensors")
+
+
+def _inputs(step: ExaminedStep) -> Iterator[Result]:
+    for name, value in step.inputs.numbers().items():
+        if value.is_floating_point():
+            yield from _numbers(name, value)
+        dim = step.batch_dims.get(name)
+        if dim is None or value.shape[dim] < _FEWEST or "mask" in name:
+            continue
+        rows = value.detach().movedim(dim, 0)
+        rows = rows.reshape(rows.shape[0], -1)
+        if rows.shape[1] < 2 or bool((rows == rows[:, :1]).all()):
+            continue  # labels, lengths, a mask that hides nothing
+        different = torch.unique(rows, dim=0).shape[0]
+        if different <= rows.shape[0] // 2:
+            came = f"`{name}` has {different} different rows among {rows.shape[0]}"
+            means = "Samples are repeated within the batch: see how it is drawn and collated."
+            yield Result(TRIAL, "look", DID, came, means)
+
+
+def _numbers(name: str, value: Tensor) -> Iterator[Result]:
+    numbers = value.detach().double()
+    bad = int((~numbers.isfinite()).sum())
+    if bad:
+        came = f"`{name}` has {counted(bad, 'element')} of {numbers.numel()} that are not finite"
+        means = "The data itself is the origin: mend or leave out these samples."
+        yield Result(TRIAL, "wrong", DID, came, means)
+        return
+    size = float(numbers.abs().mean())
+    is_constant = numbers.numel() > 1 and bool((numbers == numbers.reshape(-1)[0]).all())
+    if is_constant:
+        if size not in (0.0, 1.0):
+            came = f"every element of `{name}` is {compact(float(numbers.reshape(-1)[0]))}"
+            yield Result(TRIAL, "look", DID, came, "An input that is constant says nothing.")
+    elif size > LARGE or 0 < size < SMALL:
+        came = (
+            f"`{name}` has mean {compact(float(numbers.mean()))}, standard deviation "
+            f"{compact(float(numbers.std()))}, from {compact(float(numbers.min()))} to "
+            f"{compact(float(numbers.max()))}"
+        )
+        means = (
+            "The usual initializations expect inputs of mean 0 and deviation 1. Scale it, unless "
+            "the model does that itself."
+        )
+        yield Result(TRIAL, "look", DID, came, means)
+
+
+def _targets(step: ExaminedStep) -> Iterator[Result]:
+    for target in step.targets():
+        counts = target.counted()
+        where = step.loss.where if step.loss is not None else ""
+        if counts.numel() == 0:
+            came = f"all {target.target.numel()} targets are the ignored class {target.ignored}"
+            means = "There is nothing to learn from this batch."
+            yield Result(TRIAL, "wrong", DID, came, means, where)
+            continue
+        if counts.is_floating_point() and not bool(counts.isfinite().all()):
+            came = f"{int((~counts.isfinite()).sum())} of {counts.numel()} targets are not finite"
+            means = "The loss is not finite either: mend or leave out these samples."
+            yield Result(TRIAL, "wrong", DID, came, means, where)
+            continue
+        is_adversary = step.optimizers is not None and len(step.optimizers) > 1
+        if counts.numel() >= _FEWEST and not is_adversary and bool((counts == counts[0]).all()):
+            came = f"all {counts.numel()} targets are {compact(float(counts[0]))}"
+            means = (
+                "A model that always says the same has no loss. See whether the data is sorted by "
+                "class, or the labels are read from the wrong column."
+            )
+            yield Result(TRIAL, "look", DID, came, means, where)
+        elif target.has_chances:
+            yield from _chances(target, counts, where)
+
+
+def _chances(target: Target, counts: Tensor, where: str) -> Iterator[Result]:
+    low, high = float(counts.min()), float(counts.max())
+    if low < 0 or high > 1:
+        came = f"the targets of {target.loss} are between {compact(low)} and {compact(high)}"
+        means = "They have to be probabilities: beyond 0 and 1 the loss has no lower end."
+        yield Result(TRIAL, "wrong", DID, came, means, where)

@@ -1,0 +1,127 @@
+"""Whether the output depends on what the model is given: on all of it, on each input, on each feature.
+
+Inputs are set to zero, all of them and one by one, and the output is compared, in evaluation mode.
+Features of floating-point inputs (places of the last dimension, channels of images) without a
+gradient in any sample are changed too: without effect, nothing depends on them.
+
+Cannot see: an input whose zeros mean what it holds, such as a mask of which nothing is hidden;
+tensors inside objects of the program's own classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kedge.examination.differences import differ, numbers_in
+from kedge.examination.inputs import Inputs
+from kedge.examination.result import Result
+from kedge.examination.step import ExaminedStep
+from kedge.short_text import counted, listed
+
+TRIAL = "data-used"
+DID = "compared the output with that for other inputs, in eval()"
+
+
+def data_used(step: ExaminedStep) -> Iterator[Result]:
+    """Yield whether the data is used at all, and the inputs and features that are not."""
+    given = step.inputs.numbers()
+    if not given:
+        yield Result(TRIAL, "untried", DID, "the model is given no tensors that could be changed")
+        return
+    before = numbers_in(step.run.outputs())
+    if not before:
+        yield Result(TRIAL, "untried", DID, "the model returns no tensor of real numbers")
+        return
+
+    unused, failed = [], []
+    for name, value in given.items():
+        if not value.any():
+            continue  # it is zero already
+        try:
+            after = step.run.outputs(_with(step.inputs, name, torch.zeros_like(value)))
+        except Exception:  # noqa: BLE001 - the model refuses such an input, so it does look at it
+            failed.append(name)
+            continue
+        if not differ(before, numbers_in(after)):
+            unused.append(name)
+
+    features = dict(_unused_features(step, before, unused))
+    if len(unused) == len(given):
+        yield Result(
+            TRIAL,
+            "wrong",
+            DID,
+            f"the output stays the same when all of {listed(list(given))} is zero",
+            "The model does not look at its data: whatever it learns is the same for all samples.",
+        )
+        return
+    for name in unused:
+        came = f"the output stays the same when `{name}` is zero"
+        means = f"Nothing depends on `{name}`. If it is a mask, it is ignored."
+        yield Result(TRIAL, "look", DID, came, means)
+    for name, places in features.items():
+        came = f"nothing depends on {counted(len(places), 'feature')} of `{name}`: {_spans(places)}"
+        means = "A part of the input is cut off or overwritten on its way, or meant to be ignored."
+        yield Result(TRIAL, "look", DID, came, means)
+    if not unused and not features:
+        yield Result(TRIAL, "ok", DID, f"it depends on {listed([*given])}")
+
+
+def _with(inputs: Inputs, name: str, value: Tensor) -> Inputs:
+    return inputs.with_tensors({name: value})
+
+
+def _unused_features(
+    step: ExaminedStep, before: dict[str, Tensor], unused: list[str]
+) -> Iterator[tuple[str, list[int]]]:
+    """Yield each input that has features on which nothing depends, with their places."""
+    floats = {}
+    for name, value in step.inputs.numbers().items():
+        if value.is_floating_point() and value.dim() > 1 and name not in unused:
+            floats[name] = value.detach().clone().requires_grad_()
+    if not floats:
+        return
+    outputs = step.run.graph(step.inputs.with_tensors(floats), training=False, apart=False)
+    graded = [value for value in outputs.values() if value.requires_grad]
+    if not graded:
+        return
+    weights = [torch.randn_like(value) for value in graded]
+    gradients = torch.autograd.grad(graded, list(floats.values()), weights, allow_unused=True)
+    for (name, value), gradient in zip(floats.items(), gradients, strict=True):
+        if gradient is None:
+            continue  # it may be rounded, or looked up in a table
+        dim = _feature_dim(value)
+        rest = [each for each in range(value.dim()) if each != dim]
+        silent = (gradient == 0).all(dim=rest) if rest else gradient == 0
+        places = silent.nonzero().flatten().tolist()
+        if not places or len(places) == value.shape[dim]:
+            continue
+        changed = value.detach().clone()
+        index = torch.tensor(places, device=value.device)
+        noise = torch.randn_like(changed.index_select(dim, index))
+        changed.index_copy_(dim, index, noise + changed.std())
+        after = numbers_in(step.run.outputs(_with(step.inputs, name, changed)))
+        if not differ(before, after):
+            yield name, places
+
+
+def _feature_dim(value: Tensor) -> int:
+    """Return the dimension of features: the channels of images and volumes, else the last."""
+    return 1 if value.dim() >= 4 else value.dim() - 1
+
+
+def _spans(places: list[int]) -> str:
+    """Return places as spans: ``0..3, 7``."""
+    spans: list[list[int]] = []
+    for place in places:
+        if spans and place == spans[-1][1] + 1:
+            spans[-1][1] = place
+        else:
+            spans.append([place, place])
+    texts = []
+    for first, last in spans:
+        texts.append(str(first) if first == last else f"{first}..{last}")
+    return listed(texts)

@@ -1,0 +1,100 @@
+"""The loss before the first step, beside that of a model that knows nothing.
+
+A model that knows nothing gives each of C classes the probability 1/C, and its cross entropy is
+log(C); with two, for which binary cross entropy stands, log(2). A fresh model whose loss is far
+above is sure of wrong answers, as its last layer's weights are too large; far below, it is not
+fresh, or it can read the answer. Predictions of numbers are compared with the best constant one,
+the mean of the targets (Karpathy, "A Recipe for Training Neural Networks", 2019).
+
+Cannot see: losses that are not PyTorch's own; a start that weights of classes move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from torch.nn import functional as F  # noqa: N812 - the field's name for it
+
+from kedge.examination.loss_facts import Target
+from kedge.examination.result import Result, Verdict
+from kedge.examination.step import ExaminedStep
+from kedge.short_text import compact, counted
+
+TRIAL = "loss-at-start"
+FAR, VERY_FAR = 1.5, 3.0
+"""Times the loss of a model that knows nothing that are something to look at, and wrong."""
+NEAR = 0.5
+"""The share of that loss under which a model is not fresh."""
+FAR_FROM_MEAN = 10.0
+"""Times the loss of the best constant prediction that are something to look at."""
+DID = "compared the first loss with that of a model that knows nothing"
+
+
+def loss_at_start(step: ExaminedStep) -> Iterator[Result]:
+    """Yield a result for each of PyTorch's losses in the step."""
+    if step.loss is None:
+        return
+    for target in step.targets():
+        if target.counted().numel() == 0:
+            continue
+        if target.is_weighted:
+            yield Result(TRIAL, "untried", DID, "its classes or elements have weights")
+        elif target.has_classes:
+            yield _of_classes(target, target.classes, step.loss.where)
+        elif target.has_chances:
+            yield _of_classes(target, 2, step.loss.where)
+        else:
+            yield _of_values(target, step.loss.where)
+
+
+def _of_classes(target: Target, classes: int, where: str) -> Result:
+    blank = math.log(classes)
+    if target.has_classes:
+        ignored = -100
+        if target.ignored is not None:
+            ignored = target.ignored
+        loss = float(F.nll_loss(target.predicted, target.target, ignore_index=ignored))
+    elif target.loss == "binary_cross_entropy":
+        loss = float(F.binary_cross_entropy(target.predicted, target.target))
+    else:
+        loss = float(F.binary_cross_entropy_with_logits(target.predicted, target.target))
+
+    came = f"{compact(loss)}; {classes} classes at random have {compact(blank)}"
+    verdict: Verdict = "ok"
+    means = ""
+    if not math.isfinite(loss):
+        verdict = "wrong"
+        means = "The first loss is not finite: see what the inputs and the weights hold."
+    elif loss > FAR * blank:
+        verdict = "look"
+        if loss > VERY_FAR * blank:
+            verdict = "wrong"
+        means = (
+            "If the model is fresh, it is sure of wrong answers: the weights of its last layer are "
+            "too large, or what it is given is. The first steps only undo that."
+        )
+    elif loss < NEAR * blank:
+        verdict = "look"
+        means = (
+            "The model knows more than a fresh one can. If it was not trained before, it can read "
+            "the answer in what it is given."
+        )
+    return Result(TRIAL, verdict, DID, came, means, where)
+
+
+def _of_values(target: Target, where: str) -> Result:
+    values = target.counted().double()
+    loss = float(F.mse_loss(target.predicted.double(), target.target.double()))
+    spread = float(values.var(correction=0))
+    came = (
+        f"{compact(loss)} as a mean square, of {counted(values.numel(), 'target')} with mean "
+        f"{compact(float(values.mean()))} and variance {compact(spread)}"
+    )
+    if spread > 0 and loss > FAR_FROM_MEAN * spread:
+        means = (
+            f"Predicting their mean would have {compact(spread)}. Bring targets and predictions to "
+            "one scale, such as mean 0 and variance 1, or start the last bias at the mean."
+        )
+        return Result(TRIAL, "look", DID, came, means, where)
+    return Result(TRIAL, "ok", DID, came, "", where)

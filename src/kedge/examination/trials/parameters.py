@@ -1,0 +1,125 @@
+"""Parameters that the loss does not depend on, where the way to them is cut, and frozen ones that change.
+
+The graph of the loss was followed to the parameters as the backward pass began. For those that it
+does not reach, the model is run once more: a parameter that the model's output depends on belongs
+to an output that the loss leaves out; otherwise its module was not called, or the graph ends behind
+it, as after `detach`, `.data`, a conversion to NumPy or `no_grad`.
+
+Cannot see: parameters that are reached, and multiplied by zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from kedge.examination.result import Result
+from kedge.examination.runs import Passed
+from kedge.examination.step import ExaminedStep
+from kedge.short_text import counted, listed
+from kedge.torch_internals.autograd_nodes import behind, is_leaf
+from kedge.torch_internals.module_tables import own_parameters
+
+TRIAL = "parameters"
+DID = "followed the graph of the loss to the parameters"
+
+
+def parameters(step: ExaminedStep) -> Iterator[Result]:
+    """Yield the parameters that are not reached, with the reason, and the frozen ones that change."""
+    yield from _frozen(step)
+    if step.loss is None:
+        yield Result(TRIAL, "untried", DID, "no loss is known")
+        return
+    trained = {name: p for name, p in step.parameters.items() if p.requires_grad}
+    missed = [name for name, p in trained.items() if id(p) not in step.loss.reached]
+    if not trained:
+        means = "Nothing in this model is trained. If it is not meant to be frozen: requires_grad_()."
+        yield Result(TRIAL, "look", DID, "no parameter requires a gradient", means)
+        return
+    if not missed:
+        yield Result(TRIAL, "ok", DID, f"it depends on all {counted(len(trained), 'parameter')}")
+        return
+
+    noted = step.run.passed(training=True, graded=True)
+    called = {each.path for each in noted}
+    output = [each.value for each in noted if each.path == "" and each.kind == "out"]
+    nodes = set(behind(value.grad_fn for value in output))
+    reached = {id(node.variable) for node in nodes if is_leaf(node)}  # type: ignore[attr-defined]
+
+    uncalled, unused, cut = [], [], []
+    for name in missed:
+        owner = name.rpartition(".")[0]
+        if id(trained[name]) in reached:
+            unused.append(name)
+        elif owner not in called:
+            uncalled.append(name)
+        else:
+            cut.append(name)
+    of = f"of {counted(len(trained), 'parameter')}, the loss does not depend on"
+    if uncalled:
+        came = f"{of} {len(uncalled)} of modules that are not called: {listed(uncalled, 4)}"
+        means = "Call the module, or do without it. A parent that uses its weight itself may be meant."
+        yield Result(TRIAL, "look", DID, came, means)
+    if unused:
+        came = f"{of} {len(unused)}, though the model's output does: {listed(unused, 4)}"
+        means = "A part of the output is not in the loss."
+        yield Result(TRIAL, "look", DID, came, means, step.loss.where)
+    if cut:
+        came = f"{of} {len(cut)} whose modules are called: {listed(cut, 4)}"
+        end = _end_of_graph(noted, nodes)
+        if end is None:
+            means = "Their modules run under no_grad, or on values that are taken out of the graph."
+            yield Result(TRIAL, "look", DID, came, means)
+            return
+        came += f"; the graph ends behind {end.path or step.name}"
+        means = (
+            "What it returns is not used, or taken out of the graph: by detach(), .data, .item(), "
+            "NumPy, an integer or an argmax."
+        )
+        yield Result(TRIAL, "wrong", DID, came, means, end.line)
+
+
+def _end_of_graph(noted: Sequence[Passed], nodes: set[object]) -> Passed | None:
+    """Return the last output of a module that is in a graph, but not in that of the model's output."""
+    found = None
+    for each in noted:
+        node = each.value.grad_fn
+        if each.kind == "out" and node is not None and node not in nodes:
+            found = each
+    return found
+
+
+def _frozen(step: ExaminedStep) -> Iterator[Result]:
+    did = "compared frozen parameters before and after a step"
+    frozen = [name for name, p in step.parameters.items() if not p.requires_grad]
+    if step.changed_frozen:
+        came = f"{counted(len(step.changed_frozen), 'frozen parameter')} changed: "
+        came += listed(list(step.changed_frozen), 4)
+        means = (
+            "requires_grad=False stops gradients, not what is done without them: weight decay of a "
+            "gradient that is left from before, an average, or code that writes to the weights."
+        )
+        yield Result(TRIAL, "wrong", did, came, means)
+    moving = [
+        name
+        for name, module in step.model.named_modules()
+        if module.training and _keeps_statistics(module) and _is_frozen(module)
+    ]
+    if frozen and moving:
+        came = f"{counted(len(moving), 'frozen layer')} updates running statistics: "
+        came += listed(moving, 4)
+        means = (
+            "Their weights are frozen, and their mean and variance still follow each batch. "
+            "Call eval() on them, after every train()."
+        )
+        yield Result(TRIAL, "look", "looked at the modes of frozen layers", came, means)
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    return getattr(module, "track_running_stats", False) and hasattr(module, "running_mean")
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    own = own_parameters(module).values()
+    return len(own) > 0 and not any(p is not None and p.requires_grad for p in own)

@@ -83,6 +83,8 @@ class Report:
         self._as_json = as_json
         self._picture = picture
         self._out = os.dup(1)
+        if as_json:
+            os.dup2(2, 1)  # what the program prints would stand before the object
 
     def silence(self) -> None:
         """Let what the program prints from now on go nowhere."""

@@ -31,7 +31,7 @@ from kedge.examination.inputs import Inputs
 from kedge.examination.loss_facts import LossFacts, facts_of
 from kedge.examination.result import Result
 from kedge.examination.state import TrainingState
-from kedge.examination.step import ExaminedStep
+from kedge.examination.step import ExaminedStep, Training, held_by
 from kedge.examination.sweep import TRIAL as ONE_BATCH
 from kedge.examination.sweep import one_batch, untried
 from kedge.examination.tape import Tape, TapeWriter
@@ -44,16 +44,25 @@ from kedge.torch_internals.source_lines import source_of
 from kedge.watch.models.backward_start import BackwardStart, programs_line
 from kedge.watch.records.loss_scaling import LossScaling
 
+MOST_PASSES = 100
+"""Backward passes after which an optimizer is not waited for any longer."""
 MOST_MODELS = 4
 """Most models of a step that are examined."""
 
 
 @dataclass
 class _Call:
-    """The last call of a model with gradients."""
+    """The call of a model before the first backward pass that came after one.
+
+    Attributes:
+        model: The model.
+        inputs: Copies of its inputs.
+        is_final: Whether a backward pass has come.
+    """
 
     model: nn.Module
     inputs: Inputs
+    is_final: bool = False
 
 
 class Capture:
@@ -82,6 +91,10 @@ class Capture:
         self._stepped: list[Optimizer] = []
         self._state = TrainingState()
         self._loader: Any = None
+        self._passes = 0
+        self._reached = 0
+        self._lacking = 0
+        self._kept: bool | None = None
         self._files = WrittenFiles()
 
     def begin(self) -> None:
@@ -109,9 +122,9 @@ class Capture:
     def conclude(self) -> Examination | None:
         """Return the examination at the end of a program that took no second step.
 
-        None if no step of an optimizer was seen.
+        None if no backward pass was seen.
         """
-        if not self._stepped:
+        if not self._losses:
             return None
         return self._examination()
 
@@ -125,6 +138,9 @@ class Capture:
             return
         self._writer.pause()
         model = unwrapped(module)
+        known = self._calls.get(id(model))
+        if known is not None and known.is_final:
+            return
         if any(param.requires_grad for param in parameters_in(model).values()):
             self._calls[id(model)] = _Call(model, Inputs.of_call(model, *given).apart())
 
@@ -146,12 +162,21 @@ class Capture:
         tape = self._writer.end()
         if not losses:
             return
+        if self._stepped and self._kept is None:
+            self._kept = any(map(_has_gradient, held_by(self._stepped)))
+        self._passes += 1
+        if not self._stepped and self._passes > MOST_PASSES:
+            self._take_over()
+
         line = programs_line(frame)
         where = ""
         if line is not None:
             where = str(source_of(line))
         self._losses.append(facts_of(losses, where))
-        if tape is not None and not self._stepped:
+        for call in self._calls.values():
+            call.is_final = True
+        self._state.keep([call.model for call in self._calls.values()], ())
+        if tape is not None and self._tape is None:
             tape.end_at(losses, LossScaling().scale(BackwardStart(losses, None, line)))
             self._tape = tape
 
@@ -159,13 +184,20 @@ class Capture:
         if self._over:
             return
         if any(each is optimizer for each in self._stepped):
-            self._taken()
-            self._done(self._examination())
+            self._take_over()
         elif self._losses:
             self._stepped.append(optimizer)
-            self._state.keep([call.model for call in self._calls.values()], [optimizer])
+            self._state.keep((), [optimizer])
+            for param in held_by([optimizer]):
+                if any(id(param) in facts.reached for facts in self._losses):
+                    self._reached += 1
+                    self._lacking += not _has_gradient(param)
 
     # -- the examination ------------------------------------------------------------------
+
+    def _take_over(self) -> None:
+        self._taken()
+        self._done(self._examination())
 
     def _examination(self) -> Examination:
         self._over = True
@@ -173,6 +205,14 @@ class Capture:
         self._files.saves = False
         calls = list(self._calls.values())[:MOST_MODELS]
         frozen = {id(call.model): self._changed_frozen(call.model) for call in calls}
+        training = Training(
+            optimizers=tuple(self._stepped),
+            passes=self._passes,
+            reached=self._reached,
+            lacking=self._lacking,
+            kept=bool(self._kept),
+            moved=any(self._state.has_changed(p) for c in calls for p in c.model.parameters()),
+        )
         self._state.restore()
 
         results: list[Result] = []
@@ -183,7 +223,7 @@ class Capture:
                 call.model,
                 call.inputs,
                 loss=self._loss_of(call.model),
-                optimizers=self._stepped,
+                training=training,
                 others=[other.model for other in calls if other is not call],
                 batch_size=_batch_size(self._loader),
                 changed_frozen=frozen[id(call.model)],
@@ -201,6 +241,8 @@ class Capture:
     def _one_batch(self, calls: list[_Call]) -> list[Result]:
         if ONE_BATCH in self._skip:
             return []
+        if not self._stepped:
+            return [untried("no optimizer has stepped")]
         if len(self._stepped) > 1:
             return [untried("there are several optimizers, whose losses may pull against each other")]
         if self._tape is None:
@@ -215,7 +257,7 @@ class Capture:
         reaching = [facts for facts in self._losses if not own.isdisjoint(facts.reached)]
         if not reaching:
             return None
-        reached: frozenset[int] = frozenset().union(*(facts.reached for facts in reaching))
+        reached = {key: leaf for facts in reaching for key, leaf in facts.reached.items()}
         return replace(reaching[0], reached=reached)
 
     def _changed_frozen(self, model: nn.Module) -> list[str]:
@@ -235,3 +277,7 @@ def _batch_size(loader: Any) -> int | None:
     if size is None:
         size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     return size
+
+
+def _has_gradient(param: Tensor) -> bool:
+    return param.grad is not None and bool(param.grad.any())

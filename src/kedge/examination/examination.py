@@ -13,7 +13,9 @@ from kedge.examination.trials import (
     batch,
     data_used,
     functions,
+    last_operation,
     loss_at_start,
+    modes,
     optimizer,
     parameters,
     positions,
@@ -26,10 +28,12 @@ Trial = Callable[[ExaminedStep], Iterable[Result]]
 
 TRIALS: dict[str, Trial | None] = {
     loss_at_start.TRIAL: loss_at_start.loss_at_start,
+    last_operation.TRIAL: last_operation.last_operation,
     batch.TRIAL: batch.batch,
     data_used.TRIAL: data_used.data_used,
     samples.TRIAL: samples.samples,
     positions.TRIAL: positions.positions,
+    modes.TRIAL: modes.modes,
     repeated.TRIAL: repeated.repeated,
     parameters.TRIAL: parameters.parameters,
     optimizer.TRIAL: optimizer.optimizer,

@@ -16,7 +16,7 @@ from kedge.examination.inputs import Inputs
 from kedge.examination.loss_facts import LossFacts, facts_of
 from kedge.examination.result import Result
 from kedge.examination.state import TrainingState
-from kedge.examination.step import ExaminedStep
+from kedge.examination.step import ExaminedStep, Training
 from kedge.examination.sweep import TRIAL as ONE_BATCH
 from kedge.examination.sweep import one_batch
 from kedge.hooks.roots import unwrapped
@@ -81,14 +81,14 @@ def examine(
         type(inner).__name__,
         inner,
         Inputs.of_call(inner, args, kwargs),
-        optimizers=_optimizers(optimizer),
+        training=_training(optimizer),
     )
     with same_random_numbers(), torch.enable_grad():
         if loss is not None:
             step.loss = _loss_facts(step, loss)
         results = [*examined(step, skip)]
-        if ONE_BATCH not in skip and loss is not None and step.optimizers:
-            results.append(_one_batch(step, loss, step.optimizers))
+        if ONE_BATCH not in skip and loss is not None and step.training is not None:
+            results.append(_one_batch(step, loss, step.training.optimizers))
     return Examination((step.name,), tuple(results))
 
 
@@ -100,10 +100,12 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
-def _optimizers(given: Optimizer | Sequence[Optimizer] | None) -> Sequence[Optimizer] | None:
+def _training(given: Optimizer | Sequence[Optimizer] | None) -> Training | None:
+    if given is None:
+        return None
     if isinstance(given, Optimizer):
-        return (given,)
-    return given
+        return Training((given,))
+    return Training(tuple(given))
 
 
 def _loss_facts(step: ExaminedStep, loss: Callable[[Any], Tensor]) -> LossFacts:

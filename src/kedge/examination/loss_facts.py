@@ -5,14 +5,16 @@ It is read before the backward pass, which frees what the nodes of the graph hav
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from kedge.store.events import Broadcast
 from kedge.torch_internals import autograd_nodes
 from kedge.torch_internals.autograd_nodes import behind, function_of, is_leaf, operation_of
+from kedge.watch.records.broadcasts import broadcast_in
 
 CLASSES = ("nll_loss", "nll_loss2_d")
 """Losses whose targets are numbers of classes."""
@@ -31,6 +33,7 @@ class Target:
         predicted: What the loss compared with them: logarithms of probabilities for ``nll_loss``.
         ignored: The class that counts as no target; None without one.
         is_weighted: Whether classes or elements have weights.
+        of_logits: Whether a softmax or sigmoid belongs to the loss, so that it wants logits.
     """
 
     loss: str
@@ -38,6 +41,7 @@ class Target:
     predicted: Tensor
     ignored: int | None
     is_weighted: bool
+    of_logits: bool
 
     @property
     def has_classes(self) -> bool:
@@ -72,14 +76,16 @@ class LossFacts:
         value: Its value.
         where: The line that called backward, ``train.py:41``; "" if none is known.
         targets: The targets of PyTorch's losses in its graph.
-        reached: The ids of the parameters that it depends on.
+        reached: The leaves that it depends on, by their ids.
+        broadcast: The operation by which it pairs each prediction with each target; None without.
         functions: The program's own `torch.autograd.Function` classes in its graph.
     """
 
     value: float
     where: str
     targets: tuple[Target, ...]
-    reached: frozenset[int]
+    reached: Mapping[int, Tensor]
+    broadcast: Broadcast | None
     functions: tuple[type, ...]
 
 
@@ -87,11 +93,12 @@ def facts_of(losses: Iterable[Tensor], where: str) -> LossFacts:
     """Return what the graphs of losses show; together they are differentiated in one pass."""
     losses = list(losses)
     targets: list[Target] = []
-    reached: set[int] = set()
+    reached: dict[int, Tensor] = {}
     functions: dict[type, None] = {}
     for node in behind(loss.grad_fn for loss in losses):
         if is_leaf(node):
-            reached.add(id(node.variable))  # type: ignore[attr-defined]
+            leaf: Tensor = node.variable  # type: ignore[attr-defined]
+            reached[id(leaf)] = leaf
         elif operation_of(node) in _LOSSES:
             found = _target_of(node)
             if found is not None:
@@ -100,7 +107,8 @@ def facts_of(losses: Iterable[Tensor], where: str) -> LossFacts:
         if function is not None:
             functions[function] = None
     value = sum(float(loss.detach().sum()) for loss in losses)
-    return LossFacts(value, where, tuple(targets), frozenset(reached), tuple(functions))
+    broadcast = broadcast_in(losses)
+    return LossFacts(value, where, tuple(targets), reached, broadcast, tuple(functions))
 
 
 def _target_of(node: Node) -> Target | None:
@@ -119,5 +127,14 @@ def _target_of(node: Node) -> Target | None:
         predicted=predicted.detach().clone(),
         ignored=ignored,
         is_weighted=any(weight is not None for weight in weights),
+        of_logits=_of_logits(node),
     )
 
+
+
+def _of_logits(node: Node) -> bool:
+    name = operation_of(node)
+    if name == "binary_cross_entropy_with_logits":
+        return True
+    before = node.next_functions[0][0]
+    return name in CLASSES and before is not None and operation_of(before) == "log_softmax"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor, nn
@@ -15,6 +15,37 @@ from kedge.examination.runs import Run
 from kedge.torch_internals.module_tables import parameters_in
 
 
+@dataclass(frozen=True)
+class Training:
+    """How a program trains, as far as it was seen.
+
+    Attributes:
+        optimizers: The optimizers that have stepped.
+        passes: How many backward passes were seen; 0 where nobody looked.
+        reached: Parameters that the loss depends on and an optimizer holds.
+        lacking: Those of them that had no gradient as the optimizer was about to step.
+        kept: Whether gradients of the step before were there when the next backward pass began.
+        moved: Whether a parameter has changed.
+    """
+
+    optimizers: tuple[Optimizer, ...]
+    passes: int = 0
+    reached: int = 0
+    lacking: int = 0
+    kept: bool = False
+    moved: bool = False
+
+
+def held_by(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """Return the parameters of optimizers."""
+    return [
+        param
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for param in group["params"]
+    ]
+
+
 @dataclass
 class ExaminedStep:
     """One model of a training step.
@@ -24,7 +55,7 @@ class ExaminedStep:
         model: The model, with the weights that it had before its first step.
         inputs: The inputs of its call in the step.
         loss: What was seen of the loss; None if none is known.
-        optimizers: The optimizers of the program; None if they are not known.
+        training: How the program trains; None if that is not known.
         others: The other models of the step, whose parameters optimizers may hold too.
         batch_size: How many samples a batch of the data loader has; None without a loader.
         changed_frozen: Names of frozen parameters that the first step of an optimizer changed.
@@ -34,10 +65,10 @@ class ExaminedStep:
     model: nn.Module
     inputs: Inputs
     loss: LossFacts | None = None
-    optimizers: Sequence[Optimizer] | None = None
+    training: Training | None = None
     others: Sequence[nn.Module] = ()
     batch_size: int | None = None
-    changed_frozen: Sequence[str] = field(default_factory=tuple)
+    changed_frozen: Sequence[str] = ()
 
     @cached_property
     def run(self) -> Run:

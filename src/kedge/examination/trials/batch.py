@@ -80,6 +80,14 @@ def _numbers(name: str, value: Tensor) -> Iterator[Result]:
 
 
 def _targets(step: ExaminedStep) -> Iterator[Result]:
+    if step.loss is not None and step.loss.broadcast is not None:
+        spread = step.loss.broadcast
+        came = f"{spread.by} makes {spread.to} of predictions of shape {spread.shape} and targets"
+        means = (
+            "Each prediction is compared with each target, and the mean of the targets is learned. "
+            "Give both one shape: squeeze the predictions, or unsqueeze the targets."
+        )
+        yield Result(TRIAL, "wrong", DID, came, means, step.loss.where)
     for target in step.targets():
         counts = target.counted()
         where = step.loss.where if step.loss is not None else ""
@@ -93,7 +101,7 @@ def _targets(step: ExaminedStep) -> Iterator[Result]:
             means = "The loss is not finite either: mend or leave out these samples."
             yield Result(TRIAL, "wrong", DID, came, means, where)
             continue
-        is_adversary = step.optimizers is not None and len(step.optimizers) > 1
+        is_adversary = step.training is not None and len(step.training.optimizers) > 1
         if counts.numel() >= _FEWEST and not is_adversary and bool((counts == counts[0]).all()):
             came = f"all {counts.numel()} targets are {compact(float(counts[0]))}"
             means = (

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from torch.nn import functional as F  # noqa: N812 - the field's name for it
 
@@ -38,7 +39,12 @@ def loss_at_start(step: ExaminedStep) -> Iterator[Result]:
     for target in step.targets():
         if target.counted().numel() == 0:
             continue
-        if target.is_weighted:
+        own = step.loss.value
+        if len(step.loss.targets) == 1 and _is_reversed(target, own):
+            came = f"{compact(own)}, which is minus {target.loss}"
+            means = "Training makes the loss of the predictions larger. Take the minus sign away."
+            yield Result(TRIAL, "wrong", DID, came, means, step.loss.where)
+        elif target.is_weighted:
             yield Result(TRIAL, "untried", DID, "its classes or elements have weights")
         elif target.has_classes:
             yield _of_classes(target, target.classes, step.loss.where)
@@ -48,24 +54,35 @@ def loss_at_start(step: ExaminedStep) -> Iterator[Result]:
             yield _of_values(target, step.loss.where)
 
 
-def _of_classes(target: Target, classes: int, where: str) -> Result:
-    blank = math.log(classes)
+def _mean_loss(target: Target) -> float:
+    """Return the mean loss of the targets, whatever the program has made of it."""
     if target.has_classes:
         ignored = -100
         if target.ignored is not None:
             ignored = target.ignored
-        loss = float(F.nll_loss(target.predicted, target.target, ignore_index=ignored))
-    elif target.loss == "binary_cross_entropy":
-        loss = float(F.binary_cross_entropy(target.predicted, target.target))
-    else:
-        loss = float(F.binary_cross_entropy_with_logits(target.predicted, target.target))
+        return float(F.nll_loss(target.predicted, target.target, ignore_index=ignored))
+    loss: Any = getattr(F, target.loss)
+    return float(loss(target.predicted, target.target))
 
+
+def _is_reversed(target: Target, value: float) -> bool:
+    """Whether a loss is the mean loss of the targets with a minus sign."""
+    mean = _mean_loss(target)
+    return mean > 0 and math.isclose(value, -mean, rel_tol=1e-3)
+
+
+def _of_classes(target: Target, classes: int, where: str) -> Result:
+    blank = math.log(classes)
+    loss = _mean_loss(target)
     came = f"{compact(loss)}; {classes} classes at random have {compact(blank)}"
     verdict: Verdict = "ok"
     means = ""
     if not math.isfinite(loss):
         verdict = "wrong"
         means = "The first loss is not finite: see what the inputs and the weights hold."
+    elif classes == 1:
+        verdict = "wrong"
+        means = "With one class the loss is zero whatever the model says."
     elif loss > FAR * blank:
         verdict = "look"
         if loss > VERY_FAR * blank:

@@ -20,6 +20,7 @@ _HOME = {
     "actions.measure.meter": ("measure",),
     "actions.packed": ("packed",),
     "actions.record": ("record",),
+    "examination.examine": ("examine",),
     "features.extract": ("extract",),
     "hooks.everywhere": ("everywhere",),
     "hooks.firing.schedule": ("at", "every"),

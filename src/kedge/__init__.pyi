@@ -11,6 +11,7 @@ from kedge.actions.from_hook import from_hook as from_hook
 from kedge.actions.measure.meter import measure as measure
 from kedge.actions.packed import packed as packed
 from kedge.actions.record import record as record
+from kedge.examination.examine import examine as examine
 from kedge.features.extract import extract as extract
 from kedge.hooks.everywhere import everywhere as everywhere
 from kedge.hooks.firing.schedule import at as at

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kedge.cli.output import print_json
+from kedge.cli.output import make_writable, print_json
 from kedge.cli.run import add_program, program_of
 from kedge.errors import ScriptError
+from kedge.examination.result import NAMES
 from kedge.program.after_import import AfterImport
 from kedge.program.ending import Ending
 from kedge.program.program import Program
@@ -31,7 +34,8 @@ class ExamineCommand:
     hand, and prints what was done, what came of it and what it means: the first loss, whether
     the data is used, whether samples and positions are apart, what the loss reaches, what the
     optimizer holds, precision, and whether one batch is learned, at several rates. Then the
-    process ends: the program does not go on, and saves nothing more.
+    process ends: the program does not go on, and saves nothing more. Its output goes to
+    stderr, so that stdout contains only the report.
 
     Exits with 1 if something is wrong.
 
@@ -53,26 +57,39 @@ class ExamineCommand:
         parser.add_argument("--json", action="store_true", help="print one object")
         parser.add_argument(
             "--picture",
-            metavar="FILE.svg",
-            help="also draw the dependences and the losses at several rates",
+            metavar="FILE",
+            help="also draw what depends on what, and the losses at several rates (.svg, .png, .pdf)",
         )
 
     def run(self, args: argparse.Namespace) -> int | Ending:
         """Run the program, and examine it."""
         program = program_of(args)
         program.check()
+        skip = _names(args)
         if LaunchedRank.here().world > 1:
             raise ScriptError(
                 "kedge examine looks at one process, and this is one of several ranks; "
                 "run the program by itself: kedge examine SCRIPT"
             )
-        skip = tuple(name.strip() for name in args.skip.split(",") if name.strip())
+        if args.picture is not None:
+            from kedge.examination.picture import check_picture
+
+            check_picture(args.picture)
         report = Report(args.json, args.picture)
         return _examine(program, skip, report)
 
 
+def _names(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the trials to leave out; exit with the usage for a name that none has."""
+    names = tuple(name.strip() for name in args.skip.split(",") if name.strip())
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        args.parser.refuse(f"there is no trial {unknown[0]}: they are {', '.join(NAMES)}")
+    return names
+
+
 class Report:
-    """Prints an examination, whatever the program has done to its output.
+    """Prints an examination to the stdout that was there before the program.
 
     Args:
         as_json: Whether it prints JSON.
@@ -82,27 +99,15 @@ class Report:
     def __init__(self, as_json: bool, picture: str | None) -> None:
         self._as_json = as_json
         self._picture = picture
-        self._out = os.dup(1)
-        if as_json:
-            os.dup2(2, 1)  # what the program prints would stand before the object
-
-    def silence(self) -> None:
-        """Let what the program prints from now on go nowhere."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
+        self._out = sys.stdout
 
     def print(self, examination: Examination) -> int:
         """Print an examination; returns the exit status."""
-        sys.stdout.flush()
-        os.dup2(self._out, 1)
-        with open(os.dup(self._out), "w", encoding="utf-8") as out:
-            if self._as_json:
-                print_json(_document(examination), out)
-            else:
-                print(examination, file=out)
+        if self._as_json:
+            print_json(_document(examination), self._out)
+        else:
+            print(examination, file=self._out)
+        self._out.flush()
         if self._picture is not None:
             from kedge.examination.picture import draw
 
@@ -111,24 +116,12 @@ class Report:
 
 
 def _document(examination: Examination) -> dict[str, Any]:
-    results = []
-    for each in examination.results:
-        results.append(
-            {
-                "trial": each.trial,
-                "verdict": each.verdict,
-                "did": each.did,
-                "came": each.came,
-                "means": each.means,
-                "where": each.where,
-                "model": each.model,
-            }
-        )
+    names = ("trial", "verdict", "did", "came", "means", "where", "model")
     return {
         "models": list(examination.models),
         "verdict": examination.verdict,
         "notes": list(examination.notes),
-        "results": results,
+        "results": [{n: getattr(each, n) for n in names} for each in examination.results],
     }
 
 
@@ -143,20 +136,26 @@ def _examine(program: Program, skip: tuple[str, ...], report: Report) -> int | E
     def begin() -> None:
         from kedge.examination.capture import Capture
 
-        capture = Capture(skip, report.silence, done)
+        capture = Capture(skip, _silence, done)
         capture.begin()
         found.append(capture)
 
     tell = lasting_messenger()
     AfterImport("torch", begin).install()
-    ending = program.run()
+    with redirect_stdout(sys.stderr):
+        ending = program.run()
+    make_writable()
     examination = found[0].conclude() if found else None
     if examination is not None:
         return report.print(examination)
-    why = "the program ended before an optimizer had stepped on a loss"
+    why = "the program ended before a backward pass"
     if not found:
         why = "the program did not import torch"
     tell(f"nothing was examined: {why}")
-    if ending.status:
-        return ending
-    return CANNOT
+    return ending if ending.status else CANNOT
+
+
+def _silence() -> None:
+    """Let what the models print in the trials go nowhere."""
+    nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
+    sys.stdout = sys.stderr = nowhere

@@ -109,7 +109,7 @@ class Capture:
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._over:
-                self._about_to_differentiate(tensors, sys._getframe())
+                self._about_to_differentiate(tensors, sys._getframe())  # noqa: SLF001
             return plain_backward(tensors, *args, **kwargs)
 
         def iterate(loader: Any) -> Any:
@@ -210,7 +210,8 @@ class Capture:
             passes=self._passes,
             reached=self._reached,
             lacking=self._lacking,
-            kept=bool(self._kept),
+            # Of adversaries, one's backward pass leaves gradients in the other.
+            kept=bool(self._kept) and len(self._stepped) == 1,
             moved=any(self._state.has_changed(p) for c in calls for p in c.model.parameters()),
         )
         self._state.restore()
@@ -232,7 +233,7 @@ class Capture:
             results += examined(step, self._skip)
         results += self._one_batch(calls)
 
-        notes = ()
+        notes: tuple[str, ...] = ()
         written = self._files.named()
         if written:
             notes = (f"the program has written: {listed(written, 4)}",)
@@ -244,7 +245,9 @@ class Capture:
         if not self._stepped:
             return [untried("no optimizer has stepped")]
         if len(self._stepped) > 1:
-            return [untried("there are several optimizers, whose losses may pull against each other")]
+            return [
+                untried("there are several optimizers, whose losses may pull against each other")
+            ]
         if self._tape is None:
             return [untried("it was not seen how the loss is computed from the model's output")]
         tape = self._tape

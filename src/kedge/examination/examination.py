@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from kedge.examination import sweep
-from kedge.examination.result import VERDICTS, Result, Verdict
+from kedge.examination.result import VERDICTS, Result, Verdict, in_short
 from kedge.examination.step import ExaminedStep
 from kedge.examination.text import as_text
 from kedge.examination.trials import (
@@ -87,9 +87,6 @@ def examined(step: ExaminedStep, skip: Collection[str] = ()) -> Iterator[Result]
         try:
             results = list(trial(step))
         except Exception as error:  # noqa: BLE001 - the program's own code, with inputs that it does not expect
-            reason = str(error).strip().partition("\n")[0][:160]
-            results = [
-                Result(name, "untried", "ran the model", f"{type(error).__name__}: {reason}")
-            ]
+            results = [Result(name, "untried", "ran the model", in_short(error))]
         for result in results:
             yield replace(result, model=step.name)

@@ -131,7 +131,6 @@ def _target_of(node: Node) -> Target | None:
     )
 
 
-
 def _of_logits(node: Node) -> bool:
     name = operation_of(node)
     if name == "binary_cross_entropy_with_logits":

@@ -18,6 +18,16 @@ VERDICTS: tuple[Verdict, ...] = ("wrong", "look", "ok", "untried")
 """All verdicts, in the order in which results are shown."""
 
 
+NAMES = (
+    *("loss-at-start", "last-operation", "batch", "data-used", "samples", "positions", "modes"),
+    *("repeated", "parameters", "optimizer", "functions", "precision", "one-batch"),
+)
+"""The names of the trials, in the order in which they are made."""
+
+OWN = 1.0
+"""The factor of the program's own learning rate."""
+
+
 @dataclass(frozen=True)
 class Grid:
     """Which outputs (columns) changed with which input (rows).
@@ -71,3 +81,9 @@ class Result:
     where: str = ""
     model: str = ""
     figure: Grid | Rates | None = field(default=None, compare=False)
+
+
+def in_short(error: Exception) -> str:
+    """Return an error of the program's code as one line of at most 160 characters."""
+    reason = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {reason}"[:160]

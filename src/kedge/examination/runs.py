@@ -99,7 +99,7 @@ class Run:
     ) -> list[Passed]:
         """Return what every module received and returned, in the order in which it happened."""
         noted: list[Passed] = []
-        note = _noting(self.model, noted, copies=not graded)
+        note = _noting(noted, copies=not graded)
         with ExitStack() as stack:
             stack.enter_context(self._state(training=training, seed=seed))
             stack.enter_context(torch.set_grad_enabled(graded))
@@ -133,9 +133,7 @@ def _outputs(model: nn.Module, inputs: Inputs, *, apart: bool = True) -> dict[st
     return {name or "output": value for name, value in leaves.find(output)}
 
 
-def _noting(
-    model: nn.Module, noted: list[Passed], *, copies: bool
-) -> Callable[[Tensor, Any], None]:
+def _noting(noted: list[Passed], *, copies: bool) -> Callable[[Tensor, Any], None]:
     def note(value: Tensor, event: Any) -> None:
         kept = value
         if copies:

@@ -47,8 +47,8 @@ class TrainingState:
                 value.grad = None
         for module, mode in self._modes.items():
             module.training = mode
-        for optimizer, before in self._optimizers:
-            optimizer.load_state_dict(copy.deepcopy(before))
+        for optimizer, options in self._optimizers:
+            optimizer.load_state_dict(copy.deepcopy(options))
 
     def has_changed(self, value: Tensor) -> bool:
         """Whether a tensor differs from its copy."""

@@ -98,10 +98,12 @@ class ExaminedStep:
     @property
     def knows_samples(self) -> bool:
         """Whether it is certain which dimension counts the samples, and not only likely."""
-        shapes = [value.shape for value in self.inputs.numbers().values()]
-        if not any(self.batch_size in shape for shape in shapes):
+        size = self.batch_size
+        if size is None:
             return False
-        return not any(shape[:2].count(self.batch_size) == 2 for shape in map(list, shapes))
+        shapes = [list(value.shape) for value in self.inputs.numbers().values()]
+        has_both = any(shape[:2] == [size, size] for shape in shapes)
+        return any(size in shape for shape in shapes) and not has_both
 
     @cached_property
     def samples(self) -> int | None:

@@ -16,16 +16,17 @@ from time import monotonic
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kedge.examination.result import Rates, Result
+from kedge.examination.result import OWN, Rates, Result, Verdict, in_short
 from kedge.examination.state import TrainingState
 from kedge.short_text import compact, counted
 
 TRIAL = "one-batch"
 SAME = 1e-3
 """The relative difference up to which a loss that was computed again is the same."""
-OWN = 1.0
 FACTORS = (OWN, 0.01, 0.1, 10.0, 100.0)
 """The factors on the program's own rate, in the order in which they are tried."""
+FARTHEST = 1e-8
+"""The smallest factor that is tried where the loss does not fall at others; its inverse is the largest."""
 MOST_STEPS = {True: 60, False: 20}
 """Steps at the program's own rate, and at another."""
 MOST_SECONDS = {True: 5.0, False: 1.5}
@@ -40,19 +41,15 @@ _DID = "trained on one batch over and over, with the same random numbers"
 
 @dataclass
 class _Course:
-    factor: float
-    began: float
-    losses: list[float] = field(default_factory=list)
+    """The losses of repeated steps at one rate.
 
-    @property
-    def is_over(self) -> bool:
-        own = self.factor == OWN
-        if len(self.losses) < FEWEST_STEPS:
-            return bool(self.losses) and not math.isfinite(self.losses[-1])
-        if not math.isfinite(self.losses[-1]):
-            return True
-        full = len(self.losses) >= MOST_STEPS[own]
-        return full or monotonic() - self.began > MOST_SECONDS[own]
+    Attributes:
+        factor: The factor on the program's own rate.
+        losses: The loss before each step.
+    """
+
+    factor: float
+    losses: list[float] = field(default_factory=list)
 
     @property
     def fall(self) -> float:
@@ -87,12 +84,11 @@ def one_batch(
             return untried(
                 f"the loss was {compact(expected)} and is {compact(first)} when it is computed again"
             )
-        sweep = _Sweep(models, optimizers, state)
-        sweep.run(compute)
+        sweep = _Sweep(models, optimizers, state, compute)
+        sweep.run()
         return sweep.result()
     except Exception as error:  # noqa: BLE001 - the program's own code, called by others than itself
-        reason = str(error).strip().partition("\n")[0][:160]
-        return untried(f"{type(error).__name__}: {reason}")
+        return untried(in_short(error))
     finally:
         state.restore()
 
@@ -103,123 +99,145 @@ def untried(why: str) -> Result:
 
 
 class _Sweep:
-    """Decides with which rate the next step on the batch is taken, and judges what came of it.
+    """Repeated steps on one batch, at several rates.
 
     Args:
         models: The models that are trained.
         optimizers: Their optimizers.
         state: The state before the first step.
+        compute: Computes the loss of the batch with the present weights.
     """
 
     def __init__(
-        self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], state: TrainingState
+        self,
+        models: Iterable[nn.Module],
+        optimizers: Iterable[Optimizer],
+        state: TrainingState,
+        compute: Callable[[], Tensor],
     ) -> None:
         self._models = list(models)
         self._optimizers = list(optimizers)
         self._state = state
-        self._factors = list(FACTORS)
+        self._compute = compute
         self._own_rates = [[float(g["lr"]) for g in o.param_groups] for o in self._optimizers]
         self._courses: list[_Course] = []
-        self.moved = False
-        """Whether a step at the program's own rate has changed a parameter."""
+        self._moves = False
 
-    @property
-    def is_over(self) -> bool:
-        """Whether all rates were tried."""
-        return not self._factors and self._courses[-1].is_over
+    def run(self) -> None:
+        """Take the steps at each rate, the program's own first."""
+        for factor in FACTORS:
+            self._train_at(factor)
+        further = self._further()
+        while further is not None:
+            self._train_at(further)
+            further = self._further()
 
-    def run(self, compute: Callable[[], Tensor]) -> None:
-        """Take the steps, each on the same batch.
-
-        Args:
-            compute: Computes its loss with the present weights.
-        """
-        while not self.is_over:
-            self._begin_step()
-            self._step(compute)
-            course = self._courses[-1]
-            if course.factor == OWN and len(course.losses) == 1:
+    def _train_at(self, factor: float) -> None:
+        self._state.restore()
+        self._set_rates(factor)
+        course = _Course(factor)
+        self._courses.append(course)
+        is_own = factor == OWN
+        end = monotonic() + MOST_SECONDS[is_own]
+        while len(course.losses) < MOST_STEPS[is_own]:
+            course.losses.append(self._step())
+            if is_own and len(course.losses) == 1:
                 parameters = (p for model in self._models for p in model.parameters())
-                self.moved = any(map(self._state.has_changed, parameters))
+                self._moves = any(map(self._state.has_changed, parameters))
+            is_late = monotonic() > end and len(course.losses) >= FEWEST_STEPS
+            if is_late or not math.isfinite(course.losses[-1]):
+                return
 
-    def _begin_step(self) -> None:
-        """Begin with the next rate if it is time, and set the rate."""
-        if not self._courses or self._courses[-1].is_over:
-            self._state.restore()
-            self._courses.append(_Course(self._factors.pop(0), monotonic()))
-        factor = self._courses[-1].factor
+    def _set_rates(self, factor: float) -> None:
         for optimizer, rates in zip(self._optimizers, self._own_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
 
-    def _step(self, compute: Callable[[], Tensor]) -> None:
+    def _further(self) -> float | None:
+        """Return a rate beyond those that were tried, if the loss may yet fall there; None if not."""
+        ordered = sorted(self._courses, key=lambda course: course.factor)
+        best = max(ordered, key=lambda course: course.fall)
+        if best.fall >= LEARNED or not self._moves:
+            return None
+        lowest, highest = ordered[0], ordered[-1]
+        if best is highest and highest.factor < 1 / FARTHEST:
+            return highest.factor * 10
+        if lowest.fall <= 0 and lowest.factor > FARTHEST:
+            return lowest.factor / 10
+        return None
+
+    def _step(self) -> float:
+        """Take one step; returns the loss before it."""
+
         def closure() -> Tensor:
             for optimizer in self._optimizers:
                 optimizer.zero_grad()
-            loss = compute()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss = self._compute()
+            loss.backward()
             return loss
 
         loss = closure()
-        self._courses[-1].losses.append(float(loss.detach()))
         for optimizer in self._optimizers:
             if _wants_closure(optimizer):
-                optimizer.step(closure)
+                optimizer.step(closure)  # type: ignore[arg-type]
             else:
                 optimizer.step()
+        return float(loss.detach())
 
     def result(self) -> Result:
         """Return what came of it."""
-        courses = [course for course in self._courses if len(course.losses) >= FEWEST_STEPS]
-        if not courses or courses[0].factor != OWN:
-            cut = len(self._courses[0].losses) if self._courses else 0
-            if self._courses and not all(map(math.isfinite, self._courses[0].losses)):
-                means = "The loss is not finite before anything is learned."
-                return Result(TRIAL, "wrong", _DID, "the loss is NaN or infinite at once", means)
-            return Result(TRIAL, "untried", _DID, f"only {counted(cut, 'step')} could be repeated")
-        own = courses[0]
+        own = self._courses[0]
+        if not math.isfinite(own.losses[0]):
+            means = "The loss is not finite before anything is learned."
+            return Result(TRIAL, "wrong", _DID, "the first loss is NaN or infinite", means)
+
         rate = max(rate for rates in self._own_rates for rate in rates)
-        figure = Rates({c.factor: tuple(c.losses) for c in sorted(courses, key=_factor)}, rate)
-        best = max(courses, key=lambda course: course.fall)
+        ordered = sorted(self._courses, key=lambda course: course.factor)
+        figure = Rates({course.factor: tuple(course.losses) for course in ordered}, rate)
+        best = max(self._courses, key=lambda course: course.fall)
         came = (
             f"{compact(own.losses[0])} -> {compact(own.losses[-1])} in "
             f"{counted(len(own.losses) - 1, 'step')} at the rate {compact(rate)}"
         )
-        if best is not own and best.fall > own.fall + NOTHING:
-            came += (
-                f", to {compact(best.losses[-1])} in {len(best.losses) - 1} at {compact(rate * best.factor)}"
-            )
+        if best.fall > own.fall + NOTHING:
+            steps = len(best.losses) - 1
+            came += f", to {compact(best.losses[-1])} in {steps} at {compact(rate * best.factor)}"
+
+        verdict: Verdict = "look"
         if own.fall >= LEARNED:
-            return Result(TRIAL, "ok", _DID, came, figure=figure)
-        if not self.moved:
+            verdict = "ok"
+            means = ""
+        elif not self._moves:
+            verdict = "wrong"
             means = (
                 "No parameter changes: the rate is zero, nothing has a gradient, or the optimizer "
                 "holds other tensors than the model."
             )
-            return Result(TRIAL, "wrong", _DID, came, means, figure=figure)
-        if best.fall >= LEARNED:
-            means = f"At {compact(rate * best.factor)} the same batch is learned. "
-            if best.factor > OWN:
-                means += "Unless a schedule raises the rate after the first step, it is too small."
-            else:
-                means += "The rate is too large."
-            return Result(TRIAL, "look", _DID, came, means, figure=figure)
-        if best.fall < NOTHING:
+        elif best.fall >= LEARNED and best.factor > OWN:
             means = (
-                "A model that cannot learn one batch has a fault, not a bad rate: see whether the "
-                "targets belong to the inputs, the loss has the right sign, and the gradient "
-                "reaches all parameters."
+                f"At {compact(rate * best.factor)} the same batch is learned. Unless a schedule "
+                "raises the rate after the first step, it is too small."
             )
-            return Result(TRIAL, "wrong", _DID, came, means, figure=figure)
-        means = "It is learned slowly at every rate that was tried."
-        return Result(TRIAL, "look", _DID, came, means, figure=figure)
+        elif best.fall >= LEARNED:
+            means = f"At {compact(rate * best.factor)} the same batch is learned: the rate is too large."
+        elif best.fall < NOTHING:
+            verdict = "wrong"
+            means = (
+                f"Nor does it fall at rates from {compact(rate * ordered[0].factor)} to "
+                f"{compact(rate * ordered[-1].factor)}. A fresh model that cannot learn one batch "
+                "has a fault, not a bad rate: see whether the loss has the right sign and a slope, "
+                "and the gradient reaches all parameters."
+            )
+        else:
+            means = "It is learned slowly at every rate that was tried."
+        return Result(TRIAL, verdict, _DID, came, means, figure=figure)
 
 
 def _wants_closure(optimizer: Optimizer) -> bool:
     """Whether an optimizer computes the loss itself, several times in a step."""
     first = next(iter(inspect.signature(optimizer.step).parameters.values()), None)
-    return first is not None and first.default is first.empty and first.kind is not first.VAR_POSITIONAL
-
-
-def _factor(course: _Course) -> float:
-    return course.factor
+    return (
+        first is not None
+        and first.default is first.empty
+        and first.kind is not first.VAR_POSITIONAL
+    )

@@ -116,9 +116,10 @@ class TapeWriter:
         """Add the call of a model, and write down what is called from now on."""
         if self._tape is None or self._writing is not None:
             return
-        self._tape.add(module, *given, output)
+        args, kwargs = given
+        self._tape.add(module, args, kwargs, output)
         self._writing = _Writing(self._tape)
-        self._writing.__enter__()
+        self._writing.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> Tape | None:
         """End the tape, and return it; None if no model was called.
@@ -133,7 +134,7 @@ class TapeWriter:
     def close(self) -> None:
         """Write nothing from now on."""
         if self._writing is not None:
-            self._writing.__exit__(None, None, None)
+            self._writing.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._writing = None
 
 

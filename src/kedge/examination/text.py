@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from kedge.examination.result import VERDICTS, Result
+from kedge.examination.result import VERDICTS, Result, Verdict
 from kedge.short_text import counted, listed
 
 _WIDTH = 100
@@ -46,7 +46,7 @@ def _wrapped(text: str) -> list[str]:
     )
 
 
-def _summary(models: Sequence[str], counts: dict[str, int]) -> str:
+def _summary(models: Sequence[str], counts: Mapping[Verdict, int]) -> str:
     made = sum(counts.values()) - counts["untried"]
     parts = []
     if counts["wrong"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ class WrittenFiles:
 
     def named(self) -> list[str]:
         """Return the files that are still there, relative to the current folder if they are inside."""
-        here = os.getcwd() + os.sep
-        return [path.removeprefix(here) for path in self._paths if os.path.exists(path)]
+        here = f"{Path.cwd()}{os.sep}"
+        return [path.removeprefix(here) for path in self._paths if Path(path).exists()]
 
     def _save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(f, str | os.PathLike):
@@ -56,7 +57,7 @@ class WrittenFiles:
             self._note(os.fsdecode(path))
 
     def _note(self, path: str) -> None:
-        full = os.path.abspath(path)
+        full = str(Path(path).absolute())
         is_cache = "__pycache__" in full or full.endswith(".pyc")
         if not full.startswith(_UNTOLD) and not is_cache:
             self._paths[full] = None

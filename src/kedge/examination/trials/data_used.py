@@ -10,7 +10,7 @@ tensors inside objects of the program's own classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -89,13 +89,15 @@ def _unused_features(
     if not graded:
         return
     weights = [torch.randn_like(value) for value in graded]
-    gradients = torch.autograd.grad(graded, list(floats.values()), weights, allow_unused=True)
+    gradients: Sequence[Tensor | None] = torch.autograd.grad(
+        graded, list(floats.values()), weights, allow_unused=True
+    )
     for (name, value), gradient in zip(floats.items(), gradients, strict=True):
         if gradient is None:
             continue  # it may be rounded, or looked up in a table
         dim = _feature_dim(value)
         rest = [each for each in range(value.dim()) if each != dim]
-        silent = (gradient == 0).all(dim=rest) if rest else gradient == 0
+        silent = (gradient == 0).all(dim=rest)
         places = silent.nonzero().flatten().tolist()
         if not places or len(places) == value.shape[dim]:
             continue

@@ -8,14 +8,15 @@ Cannot see: functions whose forward needs what float64 does not have, such as a 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError, gradcheck
 
-from kedge.examination.result import Result
+from kedge.examination.result import Result, in_short
 from kedge.examination.step import ExaminedStep
 
 TRIAL = "functions"
@@ -38,19 +39,23 @@ def functions(step: ExaminedStep) -> Iterator[Result]:
 def _arguments(step: ExaminedStep, function: Any) -> tuple[Any, ...] | None:
     """Return the arguments of the first call of a function in a run of the model."""
     heard: list[tuple[Any, ...]] = []
-    forward = vars(function).get("forward")
+    forward = inspect.getattr_static(function, "forward")
     if not isinstance(forward, staticmethod):
         return None
-    has_context = "setup_context" not in vars(function)
+    has_context = function.setup_context is torch.autograd.Function.setup_context
 
     def hearing(*args: Any, **kwargs: Any) -> Any:
         heard.append(args[1:] if has_context else args)
         return forward.__func__(*args, **kwargs)
 
-    with ExitStack() as stack:
-        stack.callback(setattr, function, "forward", forward)
-        function.forward = staticmethod(hearing)
+    own = vars(function).get("forward")
+    function.forward = staticmethod(hearing)
+    try:
         step.run.graph()
+    finally:
+        del function.forward
+        if own is not None:
+            function.forward = own
     return heard[0] if heard else None
 
 
@@ -63,8 +68,8 @@ def _compared(function: Any, given: tuple[Any, ...], did: str) -> Result:
         with torch.enable_grad():
             # With a fixed direction, so that the same program is told the same.
             torch.manual_seed(0)
-            torch.autograd.gradcheck(function.apply, wide, fast_mode=True)
-    except torch.autograd.gradcheck.GradcheckError as error:  # type: ignore[attr-defined]
+            gradcheck(function.apply, wide, fast_mode=True)
+    except GradcheckError as error:
         if _is_step(function, wide):
             came = "its result is constant around its inputs, and its gradient is not zero"
             means = "A straight-through gradient, if this is meant; a quantizer needs one."
@@ -73,8 +78,7 @@ def _compared(function: Any, given: tuple[Any, ...], did: str) -> Result:
         means = "Its backward is not the derivative of its forward: every step uses its gradient."
         return Result(TRIAL, "wrong", did, came[:160], means)
     except Exception as error:  # noqa: BLE001 - whatever its code does in float64
-        reason = str(error).strip().partition("\n")[0]
-        return Result(TRIAL, "untried", did, f"it cannot: {type(error).__name__}: {reason[:100]}")
+        return Result(TRIAL, "untried", did, f"it cannot: {in_short(error)}")
     return Result(TRIAL, "ok", did, "they agree")
 
 

@@ -42,7 +42,9 @@ def last_operation(step: ExaminedStep) -> Iterator[Result]:
     if means is None:
         yield Result(TRIAL, "ok", DID, f"it ends in {operation}, and the loss wants logits")
         return
-    yield Result(TRIAL, "wrong", DID, f"it ends in {operation}, and the loss wants logits", means, where)
+    yield Result(
+        TRIAL, "wrong", DID, f"it ends in {operation}, and the loss wants logits", means, where
+    )
 
 
 def _operation_before_views(node: Node | None) -> str:

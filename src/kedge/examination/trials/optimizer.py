@@ -65,7 +65,9 @@ def optimizer(step: ExaminedStep) -> Iterator[Result]:
         yield Result(TRIAL, "wrong", DID, came, means)
     elif idle:
         shapes = listed([str(tuple(param.shape)) for param in idle], 4)
-        came = f"{counted(len(idle), 'tensor')} of the optimizers are in no model that ran: {shapes}"
+        came = (
+            f"{counted(len(idle), 'tensor')} of the optimizers are in no model that ran: {shapes}"
+        )
         means = "They may belong to a part that was replaced, or to a model that is called later."
         yield Result(TRIAL, "look", DID, came, means)
     elif trained:

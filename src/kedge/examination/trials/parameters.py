@@ -10,9 +10,10 @@ Cannot see: parameters that are reached, and multiplied by zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import nn
+from torch.autograd.graph import Node
 
 from kedge.examination.result import Result
 from kedge.examination.runs import Passed
@@ -34,7 +35,9 @@ def parameters(step: ExaminedStep) -> Iterator[Result]:
     trained = {name: p for name, p in step.parameters.items() if p.requires_grad}
     missed = [name for name, p in trained.items() if id(p) not in step.loss.reached]
     if not trained:
-        means = "Nothing in this model is trained. If it is not meant to be frozen: requires_grad_()."
+        means = (
+            "Nothing in this model is trained. If it is not meant to be frozen: requires_grad_()."
+        )
         yield Result(TRIAL, "look", DID, "no parameter requires a gradient", means)
         return
     if not missed:
@@ -59,7 +62,9 @@ def parameters(step: ExaminedStep) -> Iterator[Result]:
     of = f"of {counted(len(trained), 'parameter')}, the loss does not depend on"
     if uncalled:
         came = f"{of} {len(uncalled)} of modules that are not called: {listed(uncalled, 4)}"
-        means = "Call the module, or do without it. A parent that uses its weight itself may be meant."
+        means = (
+            "Call the module, or do without it. A parent that uses its weight itself may be meant."
+        )
         yield Result(TRIAL, "look", DID, came, means)
     if unused:
         came = f"{of} {len(unused)}, though the model's output does: {listed(unused, 4)}"
@@ -80,7 +85,7 @@ def parameters(step: ExaminedStep) -> Iterator[Result]:
         yield Result(TRIAL, "wrong", DID, came, means, end.line)
 
 
-def _end_of_graph(noted: Sequence[Passed], nodes: set[object]) -> Passed | None:
+def _end_of_graph(noted: Sequence[Passed], nodes: Collection[Node]) -> Passed | None:
     """Return the last output of a module that is in a graph, but not in that of the model's output."""
     found = None
     for each in noted:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from kedge.examination.result import Result, Verdict
+from kedge.examination.result import Result, Verdict, in_short
 from kedge.examination.runs import Passed, Run
 from kedge.examination.step import ExaminedStep
 from kedge.short_text import brief, sized
@@ -43,9 +43,8 @@ def precision(step: ExaminedStep) -> Iterator[Result]:
     try:
         exact = Run(copy.deepcopy(step.model).double(), step.inputs.converted(torch.float64))
         wide = _by_key(exact.passed())
-    except Exception as error:  # noqa: BLE001 - whatever the program's code does in float64
-        reason = str(error).partition("\n")[0]
-        yield Result(TRIAL, "untried", did, f"it cannot: {type(error).__name__}: {reason[:100]}")
+    except Exception as refusal:  # noqa: BLE001 - whatever the program's code does in float64
+        yield Result(TRIAL, "untried", did, f"it cannot: {in_short(refusal)}")
         return
 
     own = step.run.passed()
@@ -82,10 +81,10 @@ def _halves(
         try:
             with torch.autocast(device, dtype=dtype):
                 half = step.run.passed()
-        except Exception as error:  # noqa: BLE001 - whatever the program's code does there
-            parts.append(f"{name} cannot ({type(error).__name__})")
+        except Exception as refusal:  # noqa: BLE001 - whatever the program's code does there
+            parts.append(f"{name} cannot ({type(refusal).__name__})")
             continue
-        error = _error(half[-1].value, wide.get(half[-1].key)) if half else None
+        error = _error(half[-1].value, wide.get(half[-1].key))
         if error is not None:
             parts.append(f"{name} has {_digits(error)} right")
     largest = max((_magnitude(each.value) for each in own), default=0.0)
@@ -136,5 +135,3 @@ def _magnitude(value: Tensor) -> float:
     if not value.is_floating_point() or value.numel() == 0:
         return 0.0
     return float(torch.nan_to_num(value.abs(), nan=0.0, posinf=0.0).max())
-
-

@@ -14,6 +14,7 @@ from kedge.examination.step import ExaminedStep
 
 TRIAL = "repeated"
 
+
 def repeated(step: ExaminedStep) -> Iterator[Result]:
     """Yield whether the output is the same twice, in `eval()` and in the modes of the program."""
     did = "ran the same batch twice in eval(), with other random numbers"

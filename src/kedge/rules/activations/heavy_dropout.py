@@ -18,6 +18,10 @@ from kedge.store.events import DropoutCalled, DropoutsEvent
 from kedge.store.recording import Recording
 
 
+_NOTHING = 0.001
+"""The share that is let through below which no gradient comes back."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeavyDropoutEvidence(Evidence):
     """The share of the elements other than zero that a dropout lets through.
@@ -77,7 +81,7 @@ class HeavyDropout(Rule):
     severity = "warning"
     of_training = True
     statistic = "zero"
-    leads_to = "NO-LEARNING"
+    leads_to = "GRAD-ZERO NO-LEARNING"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every dropout module, and for every line that calls one as a function."""
@@ -91,6 +95,13 @@ class HeavyDropout(Rule):
                     yield each
         if not has_modules:  # whose dropouts are in the graph as well
             yield from self._of_functions(recording)
+
+    def explains(self, recording: Recording, finding: Finding, other: Finding) -> bool:
+        """Return whether the dropout can be the cause: of gradients of zero, one that lets nothing through."""
+        evidence = finding.evidence
+        if other.code != "GRAD-ZERO" or not isinstance(evidence, HeavyDropoutEvidence):
+            return True
+        return evidence.kept is not None and evidence.kept < _NOTHING
 
     def idle(self, recording: Recording) -> str:
         """Return that nothing drops."""

@@ -1,0 +1,231 @@
+"""``kedge examine``: a program is taken over at its second step, tried, and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Kedge = Callable[..., subprocess.CompletedProcess[str]]
+Script = Callable[..., str]
+
+PROGRAM = """
+    import atexit
+    import sys
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    x, y = torch.randn(160, 3, 8, 8), torch.randint(0, 5, (160,))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 6, 3, padding=1)
+            self.norm = nn.BatchNorm2d(6)
+            self.head = nn.Linear(6 * 64, 5)
+
+        def forward(self, x):
+            hidden = self.norm(self.conv(x)).relu()
+            return self.head(hidden.flatten(1))
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    atexit.register(lambda: Path("at-exit").touch())
+    Path("log.txt").write_text("begun")
+    for epoch in range(2):
+        for batch, labels in DataLoader(TensorDataset(x, y), 16, shuffle=True):
+            loss = nn.functional.cross_entropy(model(batch), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print("loss", loss.item())
+    torch.save(model.state_dict(), "model.pt")
+"""
+MIXED = ("hidden.flatten(1)", "hidden.transpose(0, 1).reshape(len(x), -1)")
+
+
+@pytest.fixture
+def results(kedge: Kedge, script: Script) -> Callable[..., dict[str, Any]]:
+    """Examine a program with changes of its text; returns the JSON."""
+
+    def examine(*changes: tuple[str, str], source: str = PROGRAM) -> dict[str, Any]:
+        for before, after in changes:
+            assert before in source
+            source = source.replace(before, after)
+        done = kedge("examine", "--json", script(source))
+        found: dict[str, Any] = json.loads(done.stdout)
+        assert done.returncode == int(found["verdict"] == "wrong"), done.stderr
+        return found
+
+    return examine
+
+
+def told(found: dict[str, Any], trial: str, verdict: str) -> str:
+    """Return what a trial said with a verdict, with the line."""
+    return " ".join(
+        f"{each['came']} {each['means']} {each['where']}"
+        for each in found["results"]
+        if (each["trial"], each["verdict"]) == (trial, verdict)
+    )
+
+
+def test_a_sound_program_has_nothing_wrong(kedge: Kedge, script: Script, tmp_path: Path) -> None:
+    """The report is all of stdout, and the program's own end does not come."""
+    done = kedge("examine", script(PROGRAM))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("Net: nothing wrong in ")
+    assert "the program has written: log.txt\n" in done.stdout
+    assert done.stderr.count("loss") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.txt", "train.py"]
+
+
+def test_samples_that_mix_are_wrong_with_the_line(results: Any) -> None:
+    """The data loader says which dimension counts the samples."""
+    found = results(MIXED)
+
+    said = told(found, "samples", "wrong")
+    assert "first in the code that leads to the input of head, after norm" in said
+    assert said.endswith("train.py:22")
+    assert told(found, "one-batch", "ok")
+
+
+def test_the_loss_is_computed_again_as_the_program_does(results: Any) -> None:
+    """Also where its batches come neither from a loader nor from random numbers."""
+    change = (
+        "for batch, labels in DataLoader(TensorDataset(x, y), 16, shuffle=True):",
+        "for i in range(0, 160, 16):\n            batch, labels = x[i:i + 16], y[i:i + 16]",
+    )
+    extra = (
+        "cross_entropy(model(batch), labels)",
+        "cross_entropy(model(batch), labels) + 0.1 * model.head.weight.square().mean().sqrt()",
+    )
+
+    found = results(change, extra)
+
+    assert " -> " in told(found, "one-batch", "ok")
+
+
+def test_gradients_that_are_gone_or_kept_are_wrong(results: Any) -> None:
+    """As the optimizer steps, and as the next backward pass begins."""
+    swapped = (
+        "optimizer.zero_grad()\n            loss.backward()",
+        "loss.backward()\n            optimizer.zero_grad()",
+    )
+    assert "none of 6 parameters had one" in told(results(swapped), "optimizer", "wrong")
+    kept = ("optimizer.zero_grad()\n", "\n")
+    assert "zero_grad() is missing" in told(results(kept), "optimizer", "wrong")
+
+
+def test_a_step_that_is_missing_is_wrong(results: Any) -> None:
+    """A hundred backward passes are waited for, or the end of the program."""
+    found = results(("optimizer.step()\n", "\n"))
+
+    assert "none did in 20 backward passes" in told(found, "optimizer", "wrong")
+
+
+def test_a_program_that_steps_by_hand_is_no_error(results: Any) -> None:
+    """Its parameters change."""
+    by_hand = (
+        "optimizer.step()",
+        "[p.data.sub_(0.05 * p.grad) for p in model.parameters()]",
+    )
+    assert "changes its parameters itself" in told(results(by_hand), "optimizer", "ok")
+
+
+def test_several_models_are_told_apart(results: Any) -> None:
+    """Each is examined, and one's optimizer may leave gradients in the other."""
+    source = """
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        maker = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        judge = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+        of_maker = torch.optim.Adam(maker.parameters(), 1e-3)
+        of_judge = torch.optim.Adam(judge.parameters(), 1e-3)
+        bce = nn.BCEWithLogitsLoss()
+        for _ in range(50):
+            real, made = torch.randn(32, 2) + 3, maker(torch.randn(32, 4))
+            of_judge.zero_grad()
+            (bce(judge(real), torch.ones(32, 1))
+             + bce(judge(made.detach()), torch.zeros(32, 1))).backward()
+            of_judge.step()
+            of_maker.zero_grad()
+            bce(judge(made), torch.ones(32, 1)).backward()
+            of_maker.step()
+    """
+    found = results(source=source)
+
+    assert found["models"] == ["Sequential", "Sequential"]
+    assert not [each for each in found["results"] if each["verdict"] in ("wrong", "look")]
+    assert "several optimizers" in told(found, "one-batch", "untried")
+
+
+def test_trials_are_left_out_by_name(kedge: Kedge, script: Script) -> None:
+    """An unknown name is refused before the program runs."""
+    done = kedge("examine", "--skip", "one-batch,precision", script(PROGRAM))
+    assert "one-batch" not in done.stdout
+    assert "precision" not in done.stdout
+
+    done = kedge("examine", "--skip", "speed", "train.py")
+    assert done.returncode == 2
+    assert "there is no trial speed: they are loss-at-start, " in done.stderr
+
+
+def test_a_picture_is_drawn(kedge: Kedge, script: Script, tmp_path: Path) -> None:
+    """Beside the report; a name without a known ending is refused before the program runs."""
+    done = kedge("examine", "--picture", "it.svg", script(PROGRAM))
+    assert done.returncode == 0, done.stderr
+    assert (
+        "one batch, over and over" in (tmp_path / "it.svg").read_text()
+        or (tmp_path / "it.svg").stat().st_size
+    )
+
+    done = kedge("examine", "--picture", "it.doc", "train.py")
+    assert done.returncode == 2
+    assert "a picture's name ends in .svg, .png, .pdf" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "said"),
+    [
+        ("import torch", 2, "nothing was examined: the program ended before a backward pass"),
+        ("import torch\nraise SystemExit(5)", 5, "the program ended before a backward pass"),
+        ("import torch\n1 / 0", 1, "ZeroDivisionError"),
+    ],
+)
+def test_a_program_without_a_step_says_so(
+    kedge: Kedge, script: Script, source: str, status: int, said: str
+) -> None:
+    """With its own status, if it has one."""
+    done = kedge("examine", script(source))
+
+    assert done.returncode == status
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_program_without_torch_says_so(kedge: Kedge, script: Script) -> None:
+    """In a process that has not imported it."""
+    done = kedge("examine", script("print(1)"), fresh=True)
+
+    assert done.returncode == 2
+    assert "the program did not import torch" in done.stderr
+
+
+def test_one_of_several_ranks_is_refused(kedge: Kedge, script: Script) -> None:
+    """It would wait for the others in the middle of a step."""
+    done = kedge("examine", script(PROGRAM), env=dict(os.environ, RANK="0", WORLD_SIZE="2"))
+
+    assert done.returncode == 2
+    assert "run the program by itself" in done.stderr

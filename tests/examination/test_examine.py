@@ -1,0 +1,461 @@
+"""`kedge.examine`: each fault is found by the trial that is made for it, and a sound model has none."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import kedge
+from kedge.errors import WrongCall
+from kedge.examination.result import NAMES, Grid, Rates
+
+CLASSES = 3
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+
+
+class Net(nn.Module):
+    """A sound classifier of rows, whose forward a test may replace."""
+
+    def __init__(self, forward: Callable[[Net, Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.drop = nn.Dropout(0.1)
+        self.head = nn.Linear(16, CLASSES)
+        self.own = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify rows."""
+        if self.own is not None:
+            return self.own(self, x)
+        return self.head(self.drop(self.norm(self.first(x)).relu()))
+
+
+def rows(count: int = 8) -> Tensor:
+    """Return rows of features."""
+    return torch.randn(count, 6, generator=torch.Generator().manual_seed(1))
+
+
+def loss(output: Tensor) -> Tensor:
+    """Return the cross entropy of the output and the labels."""
+    return F.cross_entropy(output, LABELS)
+
+
+def examined(model: nn.Module, inputs: Any = None, **options: Any) -> Any:
+    """Examine a model with the loss of this file and an optimizer of its own."""
+    options.setdefault("loss", loss)
+    if "optimizer" not in options:
+        options["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
+    if inputs is None:
+        inputs = rows()
+    return kedge.examine(model, inputs, **options)
+
+
+def verdicts(found: Any, trial: str) -> set[str]:
+    """Return the verdicts of one trial."""
+    return {result.verdict for result in found.of(trial)}
+
+
+def said(found: Any, trial: str, verdict: str) -> str:
+    """Return what a trial said with a verdict."""
+    return " ".join(
+        f"{each.came} {each.means}" for each in found.of(trial) if each.verdict == verdict
+    )
+
+
+def test_a_sound_model_has_nothing_wrong() -> None:
+    """Every trial is made, and none finds anything."""
+    found = examined(Net())
+
+    assert {result.verdict for result in found.results} == {"ok"}, str(found)
+    assert {result.trial for result in found.results} == {*NAMES} - {"positions", "functions"}
+    assert str(found).splitlines()[-1].startswith("Net: nothing wrong in ")
+
+
+def test_nothing_is_changed() -> None:
+    """Weights, statistics, gradients, modes, the optimizer and the random state are as before."""
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    loss(model(rows())).backward()
+    optimizer.step()
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    gradients = [param.grad.clone() for param in model.parameters() if param.grad is not None]
+    numbers = torch.get_rng_state()
+    model.norm.eval()
+
+    examined(model, optimizer=optimizer)
+
+    assert torch.equal(torch.get_rng_state(), numbers)
+    assert [module.training for module in model.modules()] == [True, True, False, True, True]
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[0][name]), name
+    for param, gradient in zip(model.parameters(), gradients, strict=True):
+        assert param.grad is not None
+        assert torch.equal(param.grad, gradient)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before[1]["param_groups"]
+    for index, state in after["state"].items():
+        for name, value in state.items():
+            assert torch.equal(value, before[1]["state"][index][name])
+
+
+def _mixing(net: Net, x: Tensor) -> Tensor:
+    hidden = net.first(x).relu()
+    return net.head(hidden.t().reshape(len(x), -1))
+
+
+def _softmax_over_batch(net: Net, x: Tensor) -> Tensor:
+    return net.head(net.first(x).softmax(dim=0))
+
+
+@pytest.mark.parametrize("forward", [_mixing, _softmax_over_batch])
+def test_samples_that_mix_are_found_with_the_place(forward: Any) -> None:
+    """Which dimension counts the samples is not known without a loader, so it is something to look at."""
+    found = examined(Net(forward))
+
+    told = said(found, "samples", "look")
+    assert (
+        "of 7 other samples changed too, first in the code that leads to the input of head" in told
+    )
+    (result,) = found.of("samples")
+    assert result.where.startswith("tests/examination/test_examine.py:")
+    assert isinstance(result.figure, Grid)
+    assert result.figure.rows[0][0]
+
+
+def test_statistics_of_the_batch_mix_no_samples() -> None:
+    """In evaluation mode a batch norm uses its running statistics."""
+    assert verdicts(examined(Net()), "samples") == {"ok"}
+
+
+def test_a_model_that_ignores_its_data_is_wrong() -> None:
+    """Its output is the same for any input."""
+    found = examined(Net(lambda net, x: net.head(torch.ones(len(x), 16))))
+
+    assert verdicts(found, "data-used") == {"wrong"}
+    assert "does not look at its data" in said(found, "data-used", "wrong")
+
+
+def test_features_that_are_cut_off_are_named() -> None:
+    """Nothing depends on them, by gradient and by change."""
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        kept = torch.cat([x[:, :2], torch.zeros(len(x), 3), x[:, 5:]], dim=1)
+        return net.head(net.first(kept).relu())
+
+    told = said(examined(Net(forward)), "data-used", "look")
+
+    assert "nothing depends on 3 features of `x`: 2..4" in told
+
+
+class Masked(nn.Module):
+    """A model of tokens that may look at its mask."""
+
+    def __init__(self, *, looks: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(20, 16)
+        self.head = nn.Linear(16, CLASSES)
+        self.looks = looks
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Classify the mean of the tokens."""
+        embedded = self.embed(tokens)
+        if self.looks:
+            embedded = embedded * mask[..., None]
+        return self.head(embedded.mean(dim=1))
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_mask_that_is_ignored_is_named(looks: bool) -> None:
+    """The output is the same when everything is masked."""
+    tokens = torch.arange(40).reshape(8, 5) % 20
+
+    found = examined(Masked(looks=looks), {"tokens": tokens, "mask": torch.ones(8, 5)})
+
+    assert ("nothing depends on `mask`" in said(found, "data-used", "look").lower()) is not looks
+
+
+class Language(nn.Module):
+    """A model of sequences, with or without a causal mask."""
+
+    def __init__(self, *, causal: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(30, 16)
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.head = nn.Linear(16, 30)
+        self.causal = causal
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits of each position."""
+        mask = None
+        if self.causal:
+            mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        return self.head(self.block(self.embed(tokens), src_mask=mask))
+
+
+@pytest.mark.parametrize(
+    ("causal", "shifted", "verdict", "text"),
+    [
+        (True, True, "ok", "15 on earlier and 0 on later ones"),
+        (False, True, "wrong", "can read its answer"),
+        (True, False, "wrong", "only has to copy"),
+    ],
+)
+def test_a_language_model_that_reads_its_answer_is_wrong(
+    causal: bool, shifted: bool, verdict: str, text: str
+) -> None:
+    """That takes targets that are the next inputs, or the inputs themselves."""
+    text_ids = torch.randint(0, 30, (4, 21), generator=torch.Generator().manual_seed(3))
+    inputs, targets = text_ids[:, :-1], text_ids[:, int(shifted) : 20 + int(shifted)]
+
+    found = examined(
+        Language(causal=causal),
+        inputs,
+        loss=lambda output: F.cross_entropy(output.flatten(0, 1), targets.flatten()),
+    )
+
+    assert verdicts(found, "positions") == {verdict}
+    assert text in said(found, "positions", verdict)
+
+
+def test_an_encoder_may_see_later_positions() -> None:
+    """Its targets are not its inputs."""
+    inputs = torch.randint(0, 30, (4, 20), generator=torch.Generator().manual_seed(3))
+    targets = torch.randint(0, 30, (4, 20), generator=torch.Generator().manual_seed(4))
+
+    found = examined(
+        Language(causal=False),
+        inputs,
+        loss=lambda output: F.cross_entropy(output.flatten(0, 1), targets.flatten()),
+    )
+
+    assert verdicts(found, "positions") == {"ok"}
+
+
+def test_a_graph_that_is_cut_is_found_with_the_module_before_it() -> None:
+    """The module is called, and what it returns is taken out of the graph."""
+    found = examined(Net(lambda net, x: net.head(net.first(x).detach().relu())))
+
+    told = said(found, "parameters", "wrong")
+    assert "first.weight, first.bias; the graph ends behind first" in told
+    assert "norm.weight, norm.bias" in said(found, "parameters", "look")
+
+
+def test_an_optimizer_of_a_replaced_head_is_wrong() -> None:
+    """It holds the old head, and not the new one."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.head = nn.Linear(16, CLASSES)
+
+    found = examined(model, optimizer=optimizer)
+
+    told = said(found, "optimizer", "wrong")
+    assert "2 parameters that the loss depends on are in no optimizer: head" in told
+    assert "2 tensors that no model has any more" in told
+
+
+def test_layers_in_a_list_are_wrong() -> None:
+    """`model.parameters()` does not have them."""
+    hidden = [nn.Linear(6, 16)]
+
+    found = examined(Net(lambda net, x: net.head(hidden[0](x).relu())))
+
+    assert "plain list or dict" in said(found, "optimizer", "wrong")
+
+
+def test_a_frozen_layer_that_keeps_statistics_is_named() -> None:
+    """Its weights are frozen, and its mean and variance follow each batch."""
+    model = Net()
+    model.norm.requires_grad_(requires_grad=False)
+
+    told = said(examined(model), "parameters", "look")
+
+    assert "1 frozen layer updates running statistics: norm" in told
+
+
+class WrongBackward(torch.autograd.Function):
+    """A square whose backward forgets the 2."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return the square."""
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Return half of the gradient."""
+        (x,) = ctx.saved_tensors
+        return grad * x
+
+
+class RightBackward(WrongBackward):
+    """A square."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Return the gradient."""
+        (x,) = ctx.saved_tensors
+        return grad * x * 2
+
+
+class Rounding(torch.autograd.Function):
+    """A quantizer with a straight-through gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Round."""
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Pass the gradient on."""
+        return grad
+
+
+@pytest.mark.parametrize(
+    ("function", "verdict"),
+    [(WrongBackward, "wrong"), (RightBackward, "ok"), (Rounding, "look")],
+)
+def test_a_backward_is_compared_with_finite_differences(function: Any, verdict: str) -> None:
+    """A quantizer's gradient is meant not to agree."""
+    found = examined(Net(lambda net, x: net.head(function.apply(net.first(x)))))
+
+    assert verdicts(found, "functions") == {verdict}
+    assert function.apply(torch.ones(1)) == 1
+
+
+def test_a_start_that_is_sure_of_wrong_answers_is_wrong() -> None:
+    """The last layer's weights are too large."""
+    model = Net()
+    with torch.no_grad():
+        model.head.weight *= 100
+
+    assert "sure of wrong answers" in said(examined(model), "loss-at-start", "wrong")
+
+
+def test_a_reversed_sign_is_wrong() -> None:
+    """The loss is minus the cross entropy."""
+    found = examined(Net(), loss=lambda output: -loss(output))
+
+    assert "which is minus nll_loss" in said(found, "loss-at-start", "wrong")
+
+
+def test_a_softmax_before_cross_entropy_is_wrong() -> None:
+    """The loss has one itself."""
+    found = examined(Net(lambda net, x: net.head(net.first(x).relu()).softmax(dim=-1)))
+
+    assert "ends in softmax" in said(found, "last-operation", "wrong")
+
+
+def test_dropout_that_stays_on_is_found() -> None:
+    """The output differs in `eval()`, and the place is named."""
+    found = examined(Net(lambda net, x: net.head(F.dropout(net.first(x), 0.5))))
+
+    told = said(found, "repeated", "look")
+    assert (
+        "the outputs differ, first in the code that leads to the input of head, after first" in told
+    )
+
+
+def test_a_model_that_is_trained_in_eval_is_named() -> None:
+    """No layer drops, and no statistics follow."""
+    assert "model.train() is missing" in said(examined(Net().eval()), "modes", "look")
+
+
+def test_a_batch_that_is_not_scaled_or_finite_is_named() -> None:
+    """Inputs beyond the usual, NaN, and targets that are all the same."""
+    assert "standard deviation" in said(examined(Net(), rows() * 1e3), "batch", "look")
+    broken = rows()
+    broken[2, 3] = torch.nan
+    assert "1 element of 48 that are not finite" in said(examined(Net(), broken), "batch", "wrong")
+    same = torch.zeros(8, dtype=torch.long)
+    found = examined(Net(), loss=lambda output: F.cross_entropy(output, same))
+    assert "all 8 targets are 0" in said(found, "batch", "look")
+
+
+def test_predictions_paired_with_all_targets_are_wrong() -> None:
+    """A column beside a row is spread over a square."""
+    targets = torch.randn(8, generator=torch.Generator().manual_seed(5))
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    found = examined(model, loss=lambda output: (output - targets).square().mean())
+
+    assert "(8, 8)" in said(found, "batch", "wrong")
+
+
+@pytest.mark.parametrize(
+    ("rate", "verdict", "text"),
+    [
+        (0.1, "ok", "at the rate 0.100"),
+        (1e-5, "look", "it is too small"),
+        (1e-8, "look", "it is too small"),
+        (1e4, "look", "the rate is too large"),
+        (0.0, "wrong", "The rate is zero"),
+    ],
+)
+def test_one_batch_is_learned_or_not(rate: float, verdict: str, text: str) -> None:
+    """The rate is judged beside a hundredth to a hundred times of it."""
+    model = Net()
+
+    found = examined(model, optimizer=torch.optim.SGD(model.parameters(), lr=rate))
+
+    assert verdicts(found, "one-batch") == {verdict}
+    (result,) = found.of("one-batch")
+    assert text.lower() in f"{result.came} {result.means}".lower()
+    assert isinstance(result.figure, Rates)
+    assert {0.01, 0.1, 1.0, 10.0, 100.0} <= {*result.figure.curves}
+
+
+def test_without_a_loss_the_rest_is_tried() -> None:
+    """What needs a loss or an optimizer is said to be untried."""
+    found = kedge.examine(Net(), rows())
+
+    assert verdicts(found, "samples") == {"ok"}
+    assert verdicts(found, "parameters") == {"untried"}
+    assert found.verdict == "ok" or "untried" in verdicts(found, "optimizer")
+
+
+def test_a_model_that_raises_costs_its_trials_alone() -> None:
+    """Trials whose inputs it does not take are untried, with the error."""
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        if not net.training:
+            message = "not in eval"
+            raise RuntimeError(message)
+        return net.head(net.first(x).relu())
+
+    found = examined(Net(forward))
+
+    assert verdicts(found, "samples") == {"untried"}
+    assert "RuntimeError: not in eval" in said(found, "samples", "untried")
+    assert verdicts(found, "one-batch") == {"ok"}
+
+
+def test_trials_can_be_left_out() -> None:
+    """By name; an unknown name is refused with those that there are."""
+    found = examined(Net(), skip=("precision", "one-batch"))
+
+    assert not found.of("precision")
+    assert not found.of("one-batch")
+    with pytest.raises(WrongCall, match="the trials are loss-at-start, "):
+        examined(Net(), skip=("speed",))
+
+
+def test_what_is_no_model_or_no_loss_is_refused() -> None:
+    """With what was found instead."""
+    with pytest.raises(WrongCall, match="takes a torch.nn.Module"):
+        kedge.examine(rows(), rows())  # type: ignore[arg-type]
+    with pytest.raises(WrongCall, match="loss is a function"):
+        kedge.examine(Net(), rows(), loss=rows())  # type: ignore[arg-type]
+    with pytest.raises(WrongCall, match="a tensor of one element"):
+        kedge.examine(Net(), rows(), loss=lambda output: output)

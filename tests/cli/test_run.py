@@ -127,7 +127,7 @@ def test_the_end_of_the_program_is_recorded(
 
     done = kedge("run", "-q", "-o", "it.kedge", *words)
 
-    plain = python(tmp_path, *words)
+    plain = python(tmp_path, *words, fresh="KeyboardInterrupt" in ending)
     assert (done.stdout, done.stderr, done.returncode) == (
         plain.stdout,
         plain.stderr,

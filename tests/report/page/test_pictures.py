@@ -51,7 +51,7 @@ def real(
         "--steps",
         "200",
     ]
-    forked.run(train, cwd=folder, check=True, forks=True, ahead="sklearn.datasets")
+    forked.run(train, cwd=folder, check=True, forks=True, ahead=f"sklearn.datasets {forked.WATCH}")
     report = [sys.executable, "-m", "kedge", "report", f"{model}.kedge", "--html"]
     forked.run(report, cwd=folder, check=True)
     return model, folder / f"{model}.html"

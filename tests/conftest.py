@@ -78,6 +78,14 @@ def nothing_stays() -> Iterator[None]:
     assert [t for t in ours if t not in threads and t.name != TQDM] == []
 
 
+@pytest.fixture(autouse=True, scope="module")
+def nothing_old_is_searched() -> Iterator[None]:
+    """Freeze what the tests of a file have imported and left: Kedge's searches of all objects would go through it in each later test."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def tables() -> Callable[..., dict[str, Any]]:
     """The function that lists what is hooked on models and tensors."""

@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+WATCH = "kedge.watch.run.begin kedge.watch.run.summary"
+"""What `kedge run` imports when the program imports torch, for `ahead`: it takes longer than most programs."""
+
 _LATE = 5.0
 
 # Kedge itself is imported by the program, which may hide packages from it, or change PyTorch first.
@@ -42,7 +45,8 @@ def asked():
                     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                     if os.fork() == 0:
                         ours.close()
-                        importlib.import_module(module)
+                        for name in module.split():
+                            importlib.import_module(name)
                         gc.freeze()
                         return asked_by(theirs)
                     theirs.close()
@@ -250,7 +254,8 @@ def run(
         check: Whether another exit status than 0 is an error.
         forks: Whether programs that it starts by `subprocess` with its Python are run in the same way,
             on Linux: still its children, but in processes that have imported torch.
-        ahead: A module that the process has imported as well, on Linux, of what takes long to import.
+        ahead: Modules, with spaces between them, that the process has imported as well, on Linux, of
+            what takes long to import.
     """
     environment = os.environ if env is None else env
     [done] = run_together(

@@ -28,7 +28,7 @@ BLOCK = re.compile(
     r"^(?:<!--[ ]*(?P<note>[^\n]*?)[ ]*-->\n\n?)?^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-DIGITS = "sklearn.datasets"  # what most pages train on
+AHEAD = f"sklearn.datasets {forked.WATCH}"  # most pages train on digits
 COMMANDS = ("$ kedge ", "$ torchrun ")
 LINK = re.compile(r"\]\((?!\w+:)(?P<file>[^)#\s]*)(?:#(?P<heading>[^)\s]+))?\)")
 
@@ -126,7 +126,7 @@ def run_commands(block, folder):
         )
         environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
         command = [sys.executable, program, *words[1:]]
-        ended = forked.run(command, cwd=folder, env=environment, forks=True, ahead=DIGITS)
+        ended = forked.run(command, cwd=folder, env=environment, forks=True, ahead=AHEAD)
         assert ended.returncode == code, (
             f"{block}: {shlex.join(words)}\n{ended.stdout}\n{ended.stderr}"
         )

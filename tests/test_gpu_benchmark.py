@@ -50,6 +50,7 @@ def tried(out, *more):
     return done.stdout.removesuffix(f"\n{tables}\n"), tables
 
 
+@pytest.mark.full
 def test_it_runs_on_whatever_there_is(tmp_path):
     """All parts print lines as they come, and the tables of all are in the file, too."""
     lines, tables = tried(tmp_path / "cpu.md")

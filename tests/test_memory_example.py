@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timing
+pytestmark = [
+    pytest.mark.timing,
+    pytest.mark.full,
+]  # half a minute for what tests/offload has in small
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "bigger_than_memory.py"
 

@@ -63,46 +63,34 @@ def library() -> Path:
 
 
 def compile_into(folder: Path, made: Path) -> None:
-    """Compile all sources, side by side where there are cores, and link them."""
+    """Compile all sources as one, since most of the time is taken by PyTorch's headers, and link them."""
     from torch.utils import cpp_extension  # slow to import, and of no use to other tests
 
     found = compiler()
     assert found is not None, "there is no C++ compiler"
     paths = [str(WORK), *cpp_extension.include_paths(), sysconfig.get_path("include")]
-    include = [f"-I{path}" for path in paths]
-    objects = {source: folder / f"{source.stem}.o" for source in sorted(SOURCE.glob("*.cpp"))}
-    waiting = [
-        [found, *OPTIONS, *include, "-c", str(source), "-o", str(file)]
-        for source, file in objects.items()
-    ]
-    running: list[subprocess.Popen[str]] = []
-    failed = []
-    while waiting or running:
-        while waiting and len(running) < (os.cpu_count() or 1):
-            running.append(subprocess.Popen(waiting.pop(), stderr=subprocess.PIPE, text=True))
-        done = running.pop(0)
-        _, errors = done.communicate()
-        if done.returncode:
-            failed.append(errors)
-    if failed:
-        raise RuntimeError("the simulated device does not compile:\n" + "\n".join(failed))
+    sources = "".join(f'#include "{source}"\n' for source in sorted(SOURCE.glob("*.cpp")))
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
     libraries += [f"-Wl,-rpath,{path}" for path in cpp_extension.library_paths()]
     part = made.with_suffix(f".{os.getpid()}")
     names = ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
-    subprocess.run(
+    done = subprocess.run(
         [
             found,
+            *OPTIONS,
+            *(f"-I{path}" for path in paths),
             "-shared",
-            *map(str, objects.values()),
+            *("-x", "c++", "-"),
             *libraries,
             *names,
-            "-pthread",
             "-o",
             str(part),
         ],
-        check=True,
+        input=sources,
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    if done.returncode:
+        raise RuntimeError(f"the simulated device does not compile:\n{done.stderr}")
     part.replace(made)
-    for file in objects.values():
-        file.unlink()

@@ -8,6 +8,7 @@ what pytest would say of it is sent back. A test that crashes has failed.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -74,6 +75,8 @@ def serve(session: pytest.Session, asked: BinaryIO, answering: BinaryIO) -> None
 
     items = {item.nodeid: item for item in session.items}
     sim.load()
+    gc.collect()
+    gc.freeze()  # or each test would look through what was loaded, and copy the memory in which it is
     for line in asked:
         item = items[line.decode().rstrip("\n")]
         read, write = os.pipe()

@@ -85,7 +85,7 @@ STORES: dict[str, Callable[[], Any]] = {
 
 
 @seeded
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", sampled(STORES, {"cpu", "cpu alone"}))
 @six
 def test_offloading_changes_no_bit(
     sim: Any, architecture: Architecture, store: str, seeds: range

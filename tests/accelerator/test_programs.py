@@ -80,6 +80,7 @@ def run(folder: Path, *commands: Sequence[str]) -> list[subprocess.CompletedProc
         [[sys.executable, *command] for command in commands],
         cwd=folder,
         envs=[ENVIRONMENT] * len(commands),
+        ahead=forked.WATCH,
     )
 
 

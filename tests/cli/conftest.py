@@ -104,14 +104,16 @@ def _columns(scales: list[float]) -> dict[str, Any]:
 def kedge(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run ``kedge`` in the test's folder, in a process of its own: a fork of one that has imported torch, or a fresh one."""
 
-    def run(*words: str, fresh: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        *words: str, fresh: bool = False, ahead: str = forked.WATCH, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "kedge", *words]
         options = {"env": dict(os.environ, OMP_NUM_THREADS="1"), "timeout": 120, **options}
         if fresh:
             return subprocess.run(
                 command, cwd=tmp_path, text=True, capture_output=True, check=False, **options
             )
-        return forked.run(command, cwd=tmp_path, forks=True, **options)
+        return forked.run(command, cwd=tmp_path, forks=True, ahead=ahead, **options)
 
     return run
 

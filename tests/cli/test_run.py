@@ -17,6 +17,7 @@ import pytest
 
 from kedge.cli.main import main
 from kedge.store.recording import Recording
+from tests import forked
 from tests.marks import full
 
 pytestmark = pytest.mark.timing
@@ -42,13 +43,15 @@ TRAIN = """
 """
 
 
-def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the same with ``python``."""
+def python(folder: Path, *words: str, fresh: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run the same with ``python``, as the fixture `kedge` runs it."""
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     command = [sys.executable, *words]
-    return subprocess.run(
-        command, cwd=folder, text=True, capture_output=True, check=False, env=environment
-    )
+    if fresh:
+        return subprocess.run(
+            command, cwd=folder, text=True, capture_output=True, check=False, env=environment
+        )
+    return forked.run(command, cwd=folder, env=environment, forks=True)
 
 
 def recordings(folder: Path) -> list[str]:
@@ -124,7 +127,7 @@ def test_the_end_of_the_program_is_recorded(
 
     done = kedge("run", "-q", "-o", "it.kedge", *words)
 
-    plain = python(tmp_path, *words)
+    plain = python(tmp_path, *words, fresh="KeyboardInterrupt" in ending)
     assert (done.stdout, done.stderr, done.returncode) == (
         plain.stdout,
         plain.stderr,
@@ -286,7 +289,7 @@ def test_the_program_imports_torch_itself(kedge: Kedge, script: Script, tmp_path
 
     done = kedge("run", "-o", "it.kedge", name, fresh=True)
 
-    assert (done.stdout, done.returncode) == (python(tmp_path, name).stdout, 0)
+    assert (done.stdout, done.returncode) == (python(tmp_path, name, fresh=True).stdout, 0)
     assert "1 step, 1 measured" in done.stderr
 
 

@@ -86,7 +86,7 @@ def test_a_program_that_watching_changes_is_found_out(kedge: Kedge, script: Scri
     watched = "if step == 1 and 'kedge.watch.watcher' in sys.modules: torch.rand(1)"
     name = script(TRAIN.replace("optimizer.zero_grad()", watched))
 
-    done = kedge("run", "-q", "--verify", name)
+    done = kedge("run", "-q", "--verify", name, ahead="")
 
     assert done.stdout.splitlines() == [
         "train.py: watching changes the program from step 1 on: output of Sequential"

@@ -103,7 +103,7 @@ def recorded(folder: Path, name: str, *words: str) -> Recording:
         *words,
     ]
     environment = dict(os.environ, OMP_NUM_THREADS="1")
-    ahead = "sklearn.datasets" if str(DIGITS) in words else ""
+    ahead = f"sklearn.datasets {forked.WATCH}" if str(DIGITS) in words else forked.WATCH
     forked.run(command, cwd=folder, env=environment, check=True, timeout=120, ahead=ahead)
     return Recording.open(place)
 

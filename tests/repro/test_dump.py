@@ -965,7 +965,7 @@ def test_a_watched_run_keeps_a_dump_that_the_finding_points_to(tmp_path: Path) -
     (tmp_path / "train.py").write_text(TRAIN)
     kedge = [sys.executable, "-m", "kedge"]
     run = [*kedge, "run", "-q", "--dump", "--budget", "none", "-o", "run.kedge", "train.py"]
-    forked.run(run, cwd=tmp_path, check=True, forks=True)
+    forked.run(run, cwd=tmp_path, check=True, forks=True, ahead=forked.WATCH)
     checked = forked.run([*kedge, "check", "--json", "run.kedge"], cwd=tmp_path)
     (birth,) = [f for f in json.loads(checked.stdout)["findings"] if f["code"] == "NAN-BORN"]
 

@@ -75,7 +75,7 @@ def run(folder: Path, middle: str, *options: str) -> tuple[list[dict[str, Any]],
     (folder / "train.py").write_text(PROGRAM.replace("MIDDLE", middle))
     kedge = [sys.executable, "-m", "kedge"]
     command = [*kedge, "run", "-q", "--dump", *options, "-o", "run.kedge", "train.py"]
-    forked.run(command, cwd=folder, check=True, forks=True)
+    forked.run(command, cwd=folder, check=True, forks=True, ahead=forked.WATCH)
     events = [
         json.loads(line)
         for line in (folder / "run.kedge" / "events.jsonl").read_text().splitlines()

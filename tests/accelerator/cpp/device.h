@@ -40,6 +40,7 @@ struct Allocator;
 
 namespace sim {
 
+constexpr auto kSim = c10::DeviceType::PrivateUse1;
 constexpr c10::DeviceIndex kDevices = 2;
 constexpr int kPoolStreams = 32; // besides the default stream, as on CUDA; handed out in turn
 

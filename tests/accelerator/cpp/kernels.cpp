@@ -41,8 +41,6 @@ using at::Tensor;
 using c10::IValue;
 using Stack = torch::jit::Stack;
 
-constexpr auto kSim = c10::DeviceType::PrivateUse1;
-
 // Below autograd, autocast and Python's modes: this is how the CPU's kernels are called, in whatever thread.
 const c10::DispatchKeySet& above_kernels() {
   static const auto keys = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset | c10::python_ks;

@@ -16,8 +16,6 @@ namespace sim {
 
 namespace {
 
-constexpr auto kSim = c10::DeviceType::PrivateUse1;
-
 // What is current in this thread, as on CUDA.
 thread_local c10::DeviceIndex the_device = 0;
 thread_local std::array<c10::StreamId, kDevices> the_streams{};

@@ -263,6 +263,7 @@ def test_samples_that_kill_every_worker_end_the_run(tmp_path, cluster):
         features().dataset(images(), tmp_path / "out", keys="id", batch=killing, cluster=work)
 
 
+@pytest.mark.full
 def test_a_bad_row_is_named_and_can_be_left_out(tmp_path, cluster):
     """A row that the model cannot take is named by its key; skipped, it is written down, and the others are there."""
 

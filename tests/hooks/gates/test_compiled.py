@@ -111,7 +111,7 @@ def edit(s: kedge.hooks.session.Session, model: nn.Module) -> None:
         full("aot_eager", False, id="early-aot_eager"),
         pytest.param("aot_eager", True, id="late-aot_eager"),
         full("inductor", False, id="early-inductor"),
-        pytest.param("inductor", True, id="late-inductor"),
+        full("inductor", True, id="late-inductor"),
     ],
 )
 def test_a_compiled_model_gives_what_an_uncompiled_one_gives(

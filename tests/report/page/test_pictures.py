@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests import forked
+from tests.marks import sampled
 from tests.report.page.shooting import shoot
 
 pytestmark = pytest.mark.timing
@@ -32,7 +33,7 @@ FOUND = {
 }
 
 
-@pytest.fixture(scope="module", params=list(FOUND))
+@pytest.fixture(scope="module", params=sampled(FOUND, {"log-of-zero", "healthy"}))
 def real(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path]:
@@ -50,7 +51,7 @@ def real(
         "--steps",
         "200",
     ]
-    forked.run(train, cwd=folder, check=True, forks=True, ahead="sklearn.datasets")
+    forked.run(train, cwd=folder, check=True, forks=True, ahead=f"sklearn.datasets {forked.WATCH}")
     report = [sys.executable, "-m", "kedge", "report", f"{model}.kedge", "--html"]
     forked.run(report, cwd=folder, check=True)
     return model, folder / f"{model}.html"

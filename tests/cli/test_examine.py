@@ -155,7 +155,7 @@ def test_several_models_are_told_apart(results: Any) -> None:
         of_judge = torch.optim.Adam(judge.parameters(), 1e-3)
         bce = nn.BCEWithLogitsLoss()
         for _ in range(50):
-            real, made = torch.randn(32, 2) + 3, maker(torch.randn(32, 4))
+            real, made = torch.randn(32, 2), maker(torch.randn(32, 4))
             of_judge.zero_grad()
             (bce(judge(real), torch.ones(32, 1))
              + bce(judge(made.detach()), torch.zeros(32, 1))).backward()

@@ -31,7 +31,7 @@ MISTYPED = [
     ("rum", "there is no command 'rum'; did you mean: kedge run (all commands: kedge --help)"),
     ("RUN train.py", "did you mean: kedge run train.py"),
     ("show healthy", "there is no command 'show'; did you mean: kedge report healthy"),
-    ("frobnicate", "there is no command 'frobnicate'; the commands are run, attach, report,"),
+    ("frobnicate", "there is no command 'frobnicate'; the commands are run, examine, attach,"),
     (
         "train.py --lr 1",
         "train.py is a program, not a command; to run and record it: kedge run train.py --lr 1",
@@ -238,7 +238,7 @@ MISTYPED = [
     ("help repot", "there is no command 'repot'; did you mean: kedge report --help"),
     (
         "--help frobnicate",
-        "there is no command 'frobnicate'; the commands are run, attach, report,",
+        "there is no command 'frobnicate'; the commands are run, examine, attach,",
     ),
     ("run -m", "name the program to run: a script, or -m and a module"),
     ("run -m nosuch", "cannot run -m nosuch: there is no module nosuch; check the name"),

@@ -26,12 +26,12 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
+from kedge.examination.call_inputs import CallInputs
 from kedge.examination.examination import Examination, examined
-from kedge.examination.inputs import Inputs
 from kedge.examination.loss_facts import LossFacts, facts_of
 from kedge.examination.result import Result
 from kedge.examination.state import TrainingState
-from kedge.examination.step import ExaminedStep, Training, held_by
+from kedge.examination.step import ExaminedStep, SeenTraining, held_by
 from kedge.examination.sweep import TRIAL as ONE_BATCH
 from kedge.examination.sweep import one_batch, untried
 from kedge.examination.tape import Tape, TapeWriter
@@ -61,7 +61,7 @@ class _Call:
     """
 
     model: nn.Module
-    inputs: Inputs
+    inputs: CallInputs
     is_final: bool = False
 
 
@@ -142,7 +142,7 @@ class Capture:
         if known is not None and known.is_final:
             return
         if any(param.requires_grad for param in parameters_in(model).values()):
-            self._calls[id(model)] = _Call(model, Inputs.of_call(model, *given).apart())
+            self._calls[id(model)] = _Call(model, CallInputs.of_call(model, *given).apart())
 
     def _module_returned(self, module: nn.Module, _: Any, output: Any) -> None:
         if self._is_root_call(module) and _has_parameters(module):
@@ -205,7 +205,7 @@ class Capture:
         self._files.saves = False
         calls = list(self._calls.values())[:MOST_MODELS]
         frozen = {id(call.model): self._changed_frozen(call.model) for call in calls}
-        training = Training(
+        training = SeenTraining(
             optimizers=tuple(self._stepped),
             passes=self._passes,
             reached=self._reached,

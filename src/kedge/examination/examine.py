@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 
 from kedge.calls.arguments import called_as, described, not_a_model
 from kedge.errors import WrongCall
+from kedge.examination.call_inputs import CallInputs
 from kedge.examination.examination import TRIALS, Examination, examined
-from kedge.examination.inputs import Inputs
 from kedge.examination.loss_facts import LossFacts, facts_of
 from kedge.examination.result import Result
 from kedge.examination.state import TrainingState
-from kedge.examination.step import ExaminedStep, Training
+from kedge.examination.step import ExaminedStep, SeenTraining
 from kedge.examination.sweep import TRIAL as ONE_BATCH
 from kedge.examination.sweep import one_batch
 from kedge.hooks.roots import unwrapped
@@ -54,13 +54,12 @@ def examine(
         WrongCall: If an argument is of another type, or no trial has such a name.
 
     Examples:
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> targets = torch.tensor([0, 1, 2, 0, 1, 2])
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         >>> found = kedge.examine(
-        ...     model,
-        ...     torch.randn(6, 4),
-        ...     loss=lambda output: nn.functional.cross_entropy(output, targets),
-        ...     optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+        ...     model.train(),
+        ...     images,
+        ...     loss=lambda output: torch.nn.functional.cross_entropy(output, labels),
+        ...     optimizer=optimizer,
         ... )
         >>> found.verdict
         'ok'
@@ -80,7 +79,7 @@ def examine(
     step = ExaminedStep(
         type(inner).__name__,
         inner,
-        Inputs.of_call(inner, args, kwargs),
+        CallInputs.of_call(inner, args, kwargs),
         training=_training(optimizer),
     )
     with same_random_numbers(), torch.enable_grad():
@@ -100,12 +99,12 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
-def _training(given: Optimizer | Sequence[Optimizer] | None) -> Training | None:
+def _training(given: Optimizer | Sequence[Optimizer] | None) -> SeenTraining | None:
     if given is None:
         return None
     if isinstance(given, Optimizer):
-        return Training((given,))
-    return Training(tuple(given))
+        return SeenTraining((given,))
+    return SeenTraining(tuple(given))
 
 
 def _loss_facts(step: ExaminedStep, loss: Callable[[Any], Tensor]) -> LossFacts:

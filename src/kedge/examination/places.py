@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from kedge.examination.differences import changed
-from kedge.examination.runs import Passed
+from kedge.examination.model_runs import Passed
 
 _WORDS = {"in": "input", "out": "output"}
 

@@ -9,14 +9,14 @@ from functools import cached_property
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kedge.examination.inputs import Inputs
+from kedge.examination.call_inputs import CallInputs
 from kedge.examination.loss_facts import LossFacts, Target
-from kedge.examination.runs import Run
+from kedge.examination.model_runs import ModelRuns
 from kedge.torch_internals.module_tables import parameters_in
 
 
 @dataclass(frozen=True)
-class Training:
+class SeenTraining:
     """How a program trains, as far as it was seen.
 
     Attributes:
@@ -63,17 +63,17 @@ class ExaminedStep:
 
     name: str
     model: nn.Module
-    inputs: Inputs
+    inputs: CallInputs
     loss: LossFacts | None = None
-    training: Training | None = None
+    training: SeenTraining | None = None
     others: Sequence[nn.Module] = ()
     batch_size: int | None = None
     changed_frozen: Sequence[str] = ()
 
     @cached_property
-    def run(self) -> Run:
+    def run(self) -> ModelRuns:
         """Runs the model."""
-        return Run(self.model, self.inputs)
+        return ModelRuns(self.model, self.inputs)
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:

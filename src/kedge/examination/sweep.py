@@ -1,8 +1,8 @@
 """One batch learned over and over, at the program's own learning rate and at others.
 
 A model that cannot learn a single batch by heart has a fault that more data does not mend (Karpathy,
-"A Recipe for Training Neural Networks", 2019); the course of its loss over several rates shows
-whether the rate is the reason (Smith, "Cyclical Learning Rates for Training Neural Networks", 2017).
+"A Recipe for SeenTraining Neural Networks", 2019); the course of its loss over several rates shows
+whether the rate is the reason (Smith, "Cyclical Learning Rates for SeenTraining Neural Networks", 2017).
 """
 
 from __future__ import annotations

@@ -58,6 +58,6 @@ class WrittenFiles:
 
     def _note(self, path: str) -> None:
         full = str(Path(path).absolute())
-        is_cache = "__pycache__" in full or full.endswith(".pyc")
-        if not full.startswith(_UNTOLD) and not is_cache:
+        is_bytecode = "__pycache__" in full or full.endswith(".pyc")
+        if not full.startswith(_UNTOLD) and not is_bytecode:
             self._paths[full] = None

@@ -33,21 +33,21 @@ def last_operation(step: ExaminedStep) -> Iterator[Result]:
     ends = {}
     for name, value in step.run.graph().items():
         if value.dim() > 0 and value.is_floating_point():
-            ends[name] = _operation_before_views(value.grad_fn)
+            ends[name] = _operation_at_end(value.grad_fn)
     if len(ends) != 1:
         return
     ((_, operation),) = ends.items()
     means = _TWICE.get(operation)
     where = step.loss.where if step.loss is not None else ""
     if means is None:
-        yield Result(TRIAL, "ok", DID, f"it ends in {operation}, and the loss wants logits")
+        yield Result(TRIAL, "ok", DID, "it wants logits, and gets them")
         return
     yield Result(
         TRIAL, "wrong", DID, f"it ends in {operation}, and the loss wants logits", means, where
     )
 
 
-def _operation_before_views(node: Node | None) -> str:
+def _operation_at_end(node: Node | None) -> str:
     for _ in range(8):
         if node is None or operation_of(node) not in _VIEWS:
             break

@@ -4,7 +4,7 @@ A model that knows nothing gives each of C classes the probability 1/C, and its 
 log(C); with two, for which binary cross entropy stands, log(2). A fresh model whose loss is far
 above is sure of wrong answers, as its last layer's weights are too large; far below, it is not
 fresh, or it can read the answer. Predictions of numbers are compared with the best constant one,
-the mean of the targets (Karpathy, "A Recipe for Training Neural Networks", 2019).
+the mean of the targets (Karpathy, "A Recipe for SeenTraining Neural Networks", 2019).
 
 Cannot see: losses that are not PyTorch's own; a start that weights of classes move.
 """
@@ -42,7 +42,9 @@ def loss_at_start(step: ExaminedStep) -> Iterator[Result]:
         own = step.loss.value
         if len(step.loss.targets) == 1 and _is_reversed(target, own):
             came = f"{compact(own)}, which is minus {target.loss}"
-            means = "Training makes the loss of the predictions larger. Take the minus sign away."
+            means = (
+                "SeenTraining makes the loss of the predictions larger. Take the minus sign away."
+            )
             yield Result(TRIAL, "wrong", DID, came, means, step.loss.where)
         elif target.is_weighted:
             yield Result(TRIAL, "untried", DID, "its classes or elements have weights")

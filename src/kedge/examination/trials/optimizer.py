@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, nn
 
 from kedge.examination.result import Result
-from kedge.examination.step import ExaminedStep, Training, held_by
+from kedge.examination.step import ExaminedStep, SeenTraining, held_by
 from kedge.short_text import counted, listed
 from kedge.torch_internals.module_tables import parameters_in
 
@@ -75,7 +75,7 @@ def optimizer(step: ExaminedStep) -> Iterator[Result]:
         yield Result(TRIAL, "ok", DID, came)
 
 
-def _without_step(training: Training) -> Result:
+def _without_step(training: SeenTraining) -> Result:
     did = "waited for an optimizer to step"
     came = f"none did in {counted(training.passes, 'backward pass')}".replace("passs", "passes")
     if training.moved:
@@ -84,7 +84,7 @@ def _without_step(training: Training) -> Result:
     return Result(TRIAL, "wrong", did, came + ", and no parameter changed", means)
 
 
-def _at_steps(training: Training) -> Iterator[Result]:
+def _at_steps(training: SeenTraining) -> Iterator[Result]:
     did = "looked at the gradients as the optimizer was about to step"
     if training.reached and training.lacking == training.reached:
         came = f"none of {counted(training.reached, 'parameter')} had one that is not zero"

@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import nn
 from torch.autograd.graph import Node
 
+from kedge.examination.model_runs import Passed
 from kedge.examination.result import Result
-from kedge.examination.runs import Passed
 from kedge.examination.step import ExaminedStep
 from kedge.short_text import counted, listed
 from kedge.torch_internals.autograd_nodes import behind, is_leaf

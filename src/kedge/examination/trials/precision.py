@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from kedge.examination.model_runs import ModelRuns, Passed
 from kedge.examination.result import Result, Verdict, in_short
-from kedge.examination.runs import Passed, Run
 from kedge.examination.step import ExaminedStep
 from kedge.short_text import brief, sized
 from kedge.torch_internals.module_tables import parameters_in
@@ -41,7 +41,7 @@ def precision(step: ExaminedStep) -> Iterator[Result]:
         yield Result(TRIAL, "untried", did, f"the model has {sized(size)} of parameters")
         return
     try:
-        exact = Run(copy.deepcopy(step.model).double(), step.inputs.converted(torch.float64))
+        exact = ModelRuns(copy.deepcopy(step.model).double(), step.inputs.converted(torch.float64))
         wide = _by_key(exact.passed())
     except Exception as refusal:  # noqa: BLE001 - whatever the program's code does in float64
         yield Result(TRIAL, "untried", did, f"it cannot: {in_short(refusal)}")

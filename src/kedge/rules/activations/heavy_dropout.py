@@ -17,7 +17,6 @@ from kedge.rules.rule import Finding, Rule
 from kedge.store.events import DropoutCalled, DropoutsEvent
 from kedge.store.recording import Recording
 
-
 _NOTHING = 0.001
 """The share that is let through below which no gradient comes back."""
 
@@ -96,7 +95,12 @@ class HeavyDropout(Rule):
         if not has_modules:  # whose dropouts are in the graph as well
             yield from self._of_functions(recording)
 
-    def explains(self, recording: Recording, finding: Finding, other: Finding) -> bool:
+    def explains(
+        self,
+        recording: Recording,  # noqa: ARG002 - others need it
+        finding: Finding,
+        other: Finding,
+    ) -> bool:
         """Return whether the dropout can be the cause: of gradients of zero, one that lets nothing through."""
         evidence = finding.evidence
         if other.code != "GRAD-ZERO" or not isinstance(evidence, HeavyDropoutEvidence):

@@ -14,7 +14,7 @@ from kedge.sites import leaves
 
 
 @dataclass(frozen=True)
-class Inputs:
+class CallInputs:
     """The inputs of one call of a model.
 
     Attributes:
@@ -28,7 +28,9 @@ class Inputs:
     names: tuple[str, ...]
 
     @classmethod
-    def of_call(cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
+    def of_call(
+        cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> CallInputs:
         """Return the inputs of a call, named as the model's forward names them."""
         names = [str(i) for i in range(len(args))]
         try:
@@ -50,19 +52,19 @@ class Inputs:
         """Return the tensors of real or whole numbers that have elements in memory."""
         return {name: value for name, value in self.tensors().items() if _is_plain(value)}
 
-    def with_tensors(self, new: Mapping[str, Tensor]) -> Inputs:
+    def with_tensors(self, new: Mapping[str, Tensor]) -> CallInputs:
         """Return the inputs with some tensors replaced, by name; these are not changed."""
         by_position = dict(zip(self.names, self.args, strict=True))
         changed = leaves.put({**by_position, **self.kwargs}, new)
         args = tuple(changed[name] for name in self.names)
         kwargs = {name: changed[name] for name in self.kwargs}
-        return Inputs(args, kwargs, self.names)
+        return CallInputs(args, kwargs, self.names)
 
-    def apart(self) -> Inputs:
+    def apart(self) -> CallInputs:
         """Return inputs whose tensors are copies, so that nothing that happens to these changes them."""
         return self.with_tensors({name: _copy_of(value) for name, value in self.tensors().items()})
 
-    def converted(self, dtype: torch.dtype) -> Inputs:
+    def converted(self, dtype: torch.dtype) -> CallInputs:
         """Return the inputs with all floating-point tensors in another type."""
         floats = {n: v.to(dtype) for n, v in self.tensors().items() if v.is_floating_point()}
         return self.with_tensors(floats)

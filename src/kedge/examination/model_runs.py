@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import kedge
 from kedge.errors import NeverFiredWarning
-from kedge.examination.inputs import Inputs
+from kedge.examination.call_inputs import CallInputs
+from kedge.hooks.session import hook
 from kedge.recipes.model_run import preserved_state
 from kedge.sites import leaves
 from kedge.torch_internals.module_tables import modules_in
@@ -50,7 +50,7 @@ class Passed:
         return self.path, self.kind, self.leaf
 
 
-class Run:
+class ModelRuns:
     """A run of the model under examination; see Note [No trace].
 
     Args:
@@ -58,12 +58,12 @@ class Run:
         inputs: The inputs that it had in the program.
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+    def __init__(self, model: nn.Module, inputs: CallInputs) -> None:
         self.model = model
         self.inputs = inputs
 
     def outputs(
-        self, inputs: Inputs | None = None, *, training: bool = False, seed: int | None = None
+        self, inputs: CallInputs | None = None, *, training: bool = False, seed: int | None = None
     ) -> dict[str, Tensor]:
         """Return the tensors of the model's output, by name.
 
@@ -77,7 +77,7 @@ class Run:
             return _outputs(self.model, inputs or self.inputs)
 
     def graph(
-        self, inputs: Inputs | None = None, *, training: bool = True, apart: bool = True
+        self, inputs: CallInputs | None = None, *, training: bool = True, apart: bool = True
     ) -> dict[str, Tensor]:
         """Return the tensors of the model's output with the graph behind them.
 
@@ -91,7 +91,7 @@ class Run:
 
     def passed(
         self,
-        inputs: Inputs | None = None,
+        inputs: CallInputs | None = None,
         *,
         training: bool = False,
         seed: int | None = None,
@@ -106,7 +106,7 @@ class Run:
             # A module without a call is no news here.
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore", NeverFiredWarning)
-            stack.enter_context(kedge.hook(self.model, "**, **:in", note))
+            stack.enter_context(hook(self.model, "**, **:in", note))
             _outputs(self.model, inputs or self.inputs)
         return noted
 
@@ -125,7 +125,7 @@ class Run:
                     module.training = mode
 
 
-def _outputs(model: nn.Module, inputs: Inputs, *, apart: bool = True) -> dict[str, Tensor]:
+def _outputs(model: nn.Module, inputs: CallInputs, *, apart: bool = True) -> dict[str, Tensor]:
     given = inputs
     if apart:
         given = inputs.apart()

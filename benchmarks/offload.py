@@ -14,6 +14,7 @@ round is its time over that of the bare run in the same round. Printed are media
     python benchmarks/offload.py --limit 1500MB --models resnet50-16    # in a memory cgroup, where bare is killed: time is
                                                                         # over the first case that
                                                                         # is not
+    python benchmarks/offload.py --frontier [--models gpt,resnet] [--rounds 15] [--picture out.svg]    # see frontier.py
 
 "the tutorials' way" writes each tensor with `torch.save` to a file of its own and loads it with
 `torch.load`, as the tutorials on saved-tensor hooks do. Every case but the lossy ones must end with
@@ -357,7 +358,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", default="resnet50,resnet152,gpt,llama")
+    parser.add_argument("--models", help="resnet50,resnet152,gpt,llama; with --frontier gpt,resnet")
+    parser.add_argument(
+        "--frontier", action="store_true", help="time against memory, beside PyTorch's own ways"
+    )
+    parser.add_argument("--picture", help="with --frontier: where to write an SVG of each model")
     parser.add_argument("--cases", default="", help="names of cases, with ; between them; all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
@@ -367,15 +372,21 @@ def main() -> None:
     )
     parser.add_argument("--limit", help="resident memory, as 1100MB")
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--held", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.work:
         name, model, steps, folder = args.work
         work(name, model, int(steps), folder)
         return
+    if args.frontier:
+        import frontier  # noqa: PLC0415 - it imports Kedge, which the processes of the cases do not all load
+
+        frontier.main(args, (args.models or "gpt,resnet").split(","))
+        return
     random.seed(0)
     print(f"torch {torch.__version__}, saved tensors from {MIN_BYTES // 1024} KB up")
-    for model in args.models.split(","):
+    for model in (args.models or "resnet50,resnet152,gpt,llama").split(","):
         compare(model, args)
 
 

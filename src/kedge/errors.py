@@ -54,6 +54,7 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
     ├── ScriptError             the program to run cannot be started
     ├── OffloadError            saved tensors cannot be offloaded in the requested way
     ├── RebuiltWrong            a rebuilt tensor differs from the saved one
+    ├── RecomputedWrong         a module cannot be run again in backward as it ran in the forward
     └── StoreError              saved tensors cannot be written to a store, or read back
         ├── DiskFull            the disk has no room for them
         └── ChecksumMismatch    they were read back changed
@@ -327,6 +328,10 @@ class ChecksumMismatch(StoreError):
 
 class RebuiltWrong(KedgeError, RuntimeError):
     """A rebuilt tensor differs from the saved one: the program changed one of its sources without autograd noticing."""
+
+
+class RecomputedWrong(KedgeError, RuntimeError):
+    """A module named by ``recompute`` was run again in backward, or was about to be, and is not what it was in the forward."""
 
 
 class KedgeWarning(_Named, UserWarning):

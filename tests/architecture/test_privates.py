@@ -270,6 +270,35 @@ def test_a_checkpoint_keeps_the_function_that_it_will_run_again():
     assert issubclass(checkpoint._StopRecomputationError, Exception)
 
 
+def test_a_generator_begins_and_ends_a_checkpoint():
+    """It saves the tensors given to it, and its frame has what Kedge reads and replaces."""
+    ran = []
+    begun = checkpoint._checkpoint_without_reentrant_generator(
+        lambda x: ran.append(x.sin().cos()),
+        True,
+        checkpoint.noop_context_fn,
+        "default",
+        False,
+        True,
+        torch.ones(2, requires_grad=True),
+    )
+    x = torch.ones(2, requires_grad=True)
+    next(begun)
+    frame = begun.gi_frame.f_locals["new_frame"]
+    y = x.sin().cos()
+    assert next(begun, "over") == "over"
+
+    assert frame.early_stop is True
+    assert callable(frame.metadata_fn)
+    for name in ("get_inputs", "check_recomputed_tensors_match"):
+        assert callable(getattr(type(frame), name))
+    seen = []
+    frame.get_inputs = lambda: seen.append("inputs") or type(frame).get_inputs(frame)
+    y.sum().backward()
+    assert seen == ["inputs"]
+    assert not ran  # it stopped as soon as all was recomputed
+
+
 def test_modes_stand_on_a_stack_of_their_thread():
     """A function mode is pushed, sees what is called, and is popped as the object that it is."""
     mode = BaseTorchFunctionMode()

@@ -72,6 +72,7 @@ def offload(
     codec: str | None = ...,
     max_memory: str | int | None = ...,
     max_slowdown: float | None = ...,
+    recompute: str | None = ...,
 ) -> Offload: ...
 
 
@@ -96,6 +97,7 @@ def offload(
     codec: str | None = None,
     max_memory: str | int | None = None,
     max_slowdown: float | None = None,
+    recompute: str | None = None,
 ) -> Offload | Offloading:
     """Reduce the memory of the tensors that autograd saves; gradients stay the same to the last bit.
 
@@ -125,6 +127,9 @@ def offload(
             offloads no more than it needs.
         max_slowdown: The factor by which a step may take longer, such as 1.05; Kedge offloads as
             much as fits.
+        recompute: A selector of modules, such as ``"blocks.*"``. Their calls keep nothing of what
+            they save but their inputs, and backward runs them again, as under
+            `torch.utils.checkpoint`.
 
     Returns:
         A context that returns the account of all saved tensors; with a model also a module in its
@@ -132,7 +137,7 @@ def offload(
 
     Raises:
         OffloadError: If an argument is invalid; the message lists the valid ones.
-        NoSiteMatched: If `where` selects no module.
+        NoSiteMatched: If `where` or `recompute` selects no module.
         NoSuchCodec: If there is no such codec.
     """
     for given in (model, where):
@@ -152,7 +157,7 @@ def offload(
             "for several models, give torch.nn.ModuleList([...])"
         )
 
-    settings = OffloadSettings(where, to, min_bytes, codec, max_memory, max_slowdown)
+    settings = OffloadSettings(where, to, min_bytes, codec, max_memory, max_slowdown, recompute)
     if model is None:
         return Offloading(None, settings)
     around = Offloading(original(model), settings)

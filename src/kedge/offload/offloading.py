@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import nn
 
+from kedge.calls.arguments import described
 from kedge.errors import OffloadError
 from kedge.hooks.placing.module_calls import hear
 from kedge.hooks.saved.keeper import keep
@@ -22,16 +24,23 @@ from kedge.offload.engine.policy import Policy
 from kedge.offload.outcomes import OffloadAccount
 from kedge.offload.plan.limits import bytes_of, planner_for
 from kedge.offload.rebuild import find
+from kedge.offload.recompute.allowed import check_can_run_again
+from kedge.offload.recompute.modules import RecomputedModules
 from kedge.offload.stores.cpu import CpuStore
 from kedge.offload.stores.disk import DiskStore
 from kedge.offload.stores.store import Store
 from kedge.sites.select import select
+from kedge.torch_internals.checkpoint import can_begin
 from kedge.torch_internals.dynamo import untraced, unwrap
 from kedge.torch_internals.own_work import own_work
 
 EVERYTHING = "**"
 _TWO_PAIRS = "hooks have already been set"
 """Of PyTorch's error for ``register_hooks`` of a saved tensor that has hooks."""
+_TAKES = {
+    "where": "kedge.offload takes every tensor saved while a module runs",
+    "recompute": "kedge.offload runs whole modules again",
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ class OffloadSettings:
     codec: str | None = None
     max_memory: str | int | None = None
     max_slowdown: float | None = None
+    recompute: str | None = None
 
     def policy(self) -> Policy:
         """Return the policy of a new engine.
@@ -60,11 +70,31 @@ class OffloadSettings:
         if self.codec is not None:
             codec = codec_of(self.codec)
         planner = planner_for(self.max_memory, self.max_slowdown)
+        if self.recompute is not None:
+            self._check_recompute()
 
         policy = Policy(least=least, codec=codec, planner=planner)
         if rebuilds:
             policy = replace(policy, find=find)
         return policy
+
+    def _check_recompute(self) -> None:
+        if not isinstance(self.recompute, str):
+            raise OffloadError(
+                f'recompute={described(self.recompute)}: use a selector of modules, such as "blocks.*"'
+            )
+        if self.codec is not None:
+            raise OffloadError(
+                f"recompute={self.recompute!r} with codec={self.codec!r}: the codec rounds the "
+                "inputs of the modules that are run again, so they would compute another forward; "
+                "use one of the two, or an offload of other modules for the codec"
+            )
+        if not can_begin():
+            raise OffloadError(
+                f"recompute={self.recompute!r}: this PyTorch, {torch.__version__}, has no "
+                "torch.utils.checkpoint._checkpoint_without_reentrant_generator, by which Kedge "
+                "runs modules again; use torch.utils.checkpoint.checkpoint in the model"
+            )
 
     def check_without_model(self) -> None:
         """Raise OffloadError for an argument that needs a model."""
@@ -76,6 +106,11 @@ class OffloadSettings:
                     "and only the calls of a model show where one begins; "
                     f"use kedge.offload(model, {name}={limit!r})"
                 )
+        if self.recompute is not None:
+            raise OffloadError(
+                f"recompute={self.recompute!r} without a model: it selects modules of one; "
+                f"use kedge.offload(model, recompute={self.recompute!r})"
+            )
         if self.where != EVERYTHING:
             raise OffloadError(
                 f"where={self.where!r} without a model: it selects modules of one; "
@@ -113,7 +148,7 @@ class Offloading:
         self._policy = policy
         self._paths: frozenset[str] | None = None
         if model is not None and settings.where != EVERYTHING:
-            self._paths = _paths(model, settings.where)
+            self._paths = frozenset(_modules(model, "where", settings.where))
 
         self._lock = threading.Lock()
         self._block: ExitStack | None = None
@@ -125,6 +160,11 @@ class Offloading:
             root = nn.Module() if model is None else unwrap(model)
             self._engine = Engine(policy.equipped(), root)
         self.account = self._engine.account
+        self._recomputed: RecomputedModules | None = None
+        if model is not None and settings.recompute is not None:
+            modules = _modules(model, "recompute", settings.recompute)
+            check_can_run_again(model, modules, settings.recompute)
+            self._recomputed = RecomputedModules(modules, self.account)
 
     def __enter__(self) -> OffloadAccount:
         """Offload the tensors saved on this thread from now on, and on others while they call the model."""
@@ -201,7 +241,7 @@ class Offloading:
             self._open()
         with own_work(), ExitStack() as undo:
             model = nn.Module() if self._model is None else self._model
-            hear(undo, model, self._engine.begin)
+            hear(undo, model, self._begin)
             keep(
                 undo,
                 model,
@@ -210,7 +250,15 @@ class Offloading:
                 outside=self._paths is None,
                 ambient=ambient,
             )
+            if self._recomputed is not None:
+                self._recomputed.put_in_force(undo)
             stack.push(undo.pop_all())
+
+    def _begin(self, inputs: Any) -> None:
+        """Called when the model is called, with its inputs."""
+        self._engine.begin(inputs)
+        if self._recomputed is not None:
+            self._recomputed.begin_forward()
 
     def _open(self) -> None:
         """Open the store of the destination; `Rebuild` has none."""
@@ -244,19 +292,27 @@ def explain(error: BaseException | None) -> None:
     )
 
 
-def _paths(model: nn.Module, where: str) -> frozenset[str]:
-    """Return the paths of the modules that a selector matches."""
-    if not isinstance(where, str):
-        raise OffloadError(f'where={where!r}: use a selector of modules, such as "layer[34].**"')
-    selector = select(where)
+def _modules(model: nn.Module, name: str, text: str) -> dict[str, nn.Module]:
+    """Return the modules that a selector matches, by their paths.
+
+    Args:
+        model: The model.
+        name: The name of the argument, for errors.
+        text: The selector; an empty one for the model itself.
+    """
+    if text == "" and name == "recompute":
+        return {"": unwrap(model)}
+    if not isinstance(text, str):
+        raise OffloadError(f'{name}={text!r}: use a selector of modules, such as "layer[34].**"')
+    selector = select(text)
     for term in selector.terms:
         if term.kind or term.leaf or term.op or term.call is not None:
+            path = ".".join(term.path)
             raise OffloadError(
-                f'where="{where}": "{term}" selects more than a module; '
-                "kedge.offload takes every tensor saved while a module runs, "
-                f'so name modules alone: "{".".join(term.path)}"'
+                f'{name}="{text}": "{term}" selects more than a module; {_TAKES[name]}, '
+                f'so name modules alone: "{path}"'
             )
-    return frozenset(site.path for site in selector.on(unwrap(model)))
+    return {place.site.path: place.module for place in selector.on(unwrap(model)).places}
 
 
 untraced(Offloading._begin_call, Offloading._end_call)

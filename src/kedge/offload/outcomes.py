@@ -17,7 +17,7 @@ _MOST = 24
 """The number of modules that are printed."""
 _HEADINGS = "tensors     saved  resident      kept   rebuilt     moved  (MB per step)"
 _NO_STEP = "no step: autograd saved nothing, as under torch.no_grad"
-_COUNTS = ("small", "again", "unique", "stored", "freed", "failed")
+_COUNTS = ("small", "again", "unique", "stored", "freed", "failed", "recomputed")
 _GROUPS = ("kept", "rebuilt", "moved")
 _OWNED = ("parameter", "buffer", "input")
 _WORDING = {
@@ -134,6 +134,10 @@ class Tally:
         restored: The bytes that were brought back.
         failed: The tensors that could not be moved.
         putting: The seconds for which forward waited for writes to the store.
+        recomputed: The calls of a module named by ``recompute``, and the bytes that they saved and
+            did not keep: each storage once a call, without parameters, buffers and inputs.
+        repeats: How many of them backward ran again; a call may be run again more than once.
+        repeating: The seconds that this took.
     """
 
     def __init__(self) -> None:
@@ -147,8 +151,11 @@ class Tally:
         self.kept: defaultdict[str, Count] = defaultdict(Count)
         self.rebuilt: defaultdict[str, Count] = defaultdict(Count)
         self.moved: defaultdict[str, Count] = defaultdict(Count)
+        self.recomputed = Count()
         self.extra = 0
         self.putting = 0.0
+        self.repeats = 0
+        self.repeating = 0.0
 
     @property
     def packs(self) -> int:
@@ -199,6 +206,8 @@ class Tally:
                 mine[what].join(count)
         self.extra += other.extra
         self.putting += other.putting
+        self.repeats += other.repeats
+        self.repeating += other.repeating
         self.restored.join(other.restored)
 
     def _all(self) -> Iterator[Count]:
@@ -252,6 +261,17 @@ class ModuleAccount:
         """Count bytes that were brought back, and the seconds that this took; see `RestoredBytes`."""
         with self._lock:
             self.step.restored.add(nbytes, seconds, again=again)
+
+    def recomputed(self, nbytes: int) -> None:
+        """Count a call that kept nothing of these bytes, and can be run again."""
+        with self._lock:
+            self.step.recomputed.add(nbytes)
+
+    def repeated(self, seconds: float) -> None:
+        """Count a call that backward ran again, and the seconds that this took."""
+        with self._lock:
+            self.step.repeats += 1
+            self.step.repeating += seconds
 
     def gone(self, nbytes: int) -> None:
         """Count an entry that was freed with its last handle."""
@@ -380,6 +400,14 @@ class OffloadAccount(Printed):
         if total.failed.number:
             failed = f"{total.failed.number} tensors of {total.failed.bytes / _MB:.1f} MB"
             yield f"{failed} could not be moved, over all steps, and were kept"
+        if total.recomputed.number:
+            calls = total.recomputed.number / steps
+            spent = total.repeating * 1e3 / steps
+            yield (
+                f"recomputed {calls:.0f} module calls a step, {total.recomputed.bytes / mb:.1f} MB "
+                f"of which were not kept; backward ran them again {total.repeats / steps:.0f} times "
+                f"in {spent:.0f} ms"
+            )
         if self.checkpointed:
             yield (
                 f"{self.checkpointed / steps:.0f} module calls a step ran in a checkpoint, "

@@ -18,11 +18,18 @@ program may choose that they go through the hooks around it, and PyTorch warns i
 hooks there and has not chosen. A Kedge pair is not the program's, so it does not count as long as
 the program has not chosen: then PyTorch skips it and looks at the pair below, as it skips the pairs
 of its own checkpoints.
+
+# Note [Begun by a hook]
+`torch.utils.checkpoint.checkpoint` calls the function that it checkpoints. Hooks of a module cannot:
+a pre-hook begins the checkpoint, and a forward hook ends it. PyTorch has a generator for that, with
+which `torch.distributed` does the same. It is suspended while the module runs, so its code is not
+among the frames; the frame of the module's call stands for it.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import methodcaller
@@ -30,9 +37,11 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils import checkpoint
 
 from kedge.calls.closure import content
+from kedge.torch_internals.corners import find
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.saved_hooks import top_hooks
 
@@ -252,8 +261,12 @@ def frame_of(hook: Any) -> Any:
 
 def _running() -> Iterator[Owned]:
     """Yield the checkpoints whose code is running, the innermost first, up to the first recompute."""
+    begun = _thread.begun
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
+        if id(frame) in begun:  # as a rule there is none
+            for owner in reversed(begun[id(frame)]):
+                yield Owned(owner, reentrant=False, again=False)
         found = None
         if frame.f_code.co_filename == checkpoint.__file__:
             found = _READ.get(frame.f_code.co_name)
@@ -290,3 +303,116 @@ _READ = {
     "unpack_hook": _Reader(methodcaller("get", "frame"), reentrant=False, again=True),
 }
 """By the name of the function."""
+
+
+# -- checkpoints that hooks begin and end ------------------------------------------------------
+
+_GENERATOR = "torch.utils.checkpoint:_checkpoint_without_reentrant_generator"
+_EARLY_STOP = True
+_RNG = True
+_DEBUG = False
+
+
+class _Thread(threading.local):
+    """The checkpoints on each thread that hooks have begun, by the id of the frame of the module's call."""
+
+    def __init__(self) -> None:
+        self.begun: dict[int, list[Any]] = {}
+
+
+_thread = _Thread()
+
+
+def can_begin() -> bool:
+    """Whether this PyTorch has what `BegunCheckpoint` needs."""
+    return find(_GENERATOR) is not None and isinstance(Stopped, type)
+
+
+class BegunCheckpoint:
+    """A checkpoint whose forward runs until `end`; see Note [Begun by a hook].
+
+    Args:
+        run: Runs the forward again, given the tensors.
+        tensors: The tensors that the checkpoint saves.
+        around: The frame of the module's call.
+        whole: Whether the recompute goes on to the end, and does not stop once it has recomputed
+            all that is needed.
+        see: Called with each tensor that is saved in the forward, and so is not kept.
+        explained: Returns the error to raise in place of one that the recompute raises before
+            `run` begins, or after it has ended.
+    """
+
+    __slots__ = ("_around", "_frame", "_generator", "_metadata")
+
+    def __init__(
+        self,
+        run: Callable[..., None],
+        tensors: Sequence[Tensor],
+        around: FrameType,
+        *,
+        whole: bool,
+        see: Callable[[Tensor], None],
+        explained: Callable[[RuntimeError], RuntimeError],
+    ) -> None:
+        begin = find(_GENERATOR)
+        self._generator = begin(
+            run, _RNG, checkpoint.noop_context_fn, "default", _DEBUG, _EARLY_STOP, *tensors
+        )
+        next(self._generator)
+        frame: Any = self._generator.gi_frame.f_locals["new_frame"]
+        self._frame = frame
+        if whole:  # also if the program has set it for all checkpoints
+            frame.early_stop = False
+        self._metadata = frame.metadata_fn
+
+        def seen(value: Tensor, metadata: Any = frame.metadata_fn) -> Any:
+            see(value)
+            return metadata(value)
+
+        frame.metadata_fn = seen
+        _explain_errors(frame, explained)
+        self._around = id(around)
+        _thread.begun.setdefault(self._around, []).append(frame)
+
+    def end(self) -> None:
+        """End the checkpoint's forward."""
+        self._leave()
+        next(self._generator, None)
+
+    def abandon(self) -> None:
+        """End the checkpoint of a call that never came to its end."""
+        self._leave()
+        self._generator.close()
+
+    def _leave(self) -> None:
+        self._frame.metadata_fn = self._metadata
+        begun = _thread.begun.get(self._around, [])
+        if self._frame in begun:
+            begun.remove(self._frame)
+        if not begun:
+            _thread.begun.pop(self._around, None)
+        self._frame = self._metadata = None
+
+
+def _explain_errors(frame: Any, explained: Callable[[RuntimeError], RuntimeError]) -> None:
+    """Replace the errors of a checkpoint whose inputs cannot be read, or that recomputed other tensors."""
+    there = weakref.ref(frame)  # the frame must not hold itself
+    for name in ("get_inputs", "check_recomputed_tensors_match"):
+        setattr(frame, name, _explaining(there, getattr(type(frame), name), explained))
+
+
+def _explaining(
+    there: Callable[[], Any],
+    method: Callable[..., Any],
+    explained: Callable[[RuntimeError], RuntimeError],
+) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        try:
+            return method(there(), *args)
+        except RuntimeError as error:
+            instead = explained(error)
+            if instead is error:
+                raise
+            raise instead from error
+
+    return call

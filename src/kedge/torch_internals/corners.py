@@ -110,6 +110,14 @@ CORNERS = (
         "calls inside a checkpoint's recompute are counted from 0.",
     ),
     Corner(
+        "begun_checkpoints",
+        (
+            "torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
+            "torch.utils.checkpoint:_StopRecomputationError",
+        ),
+        "kedge.offload(model, recompute=...) is an error.",
+    ),
+    Corner(
         "function_modes",
         (
             f"{_C}_push_on_torch_function_stack",

@@ -1,0 +1,1 @@
+"""Modules whose calls keep nothing of what they save, and are run again in backward."""

@@ -26,9 +26,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
-from kedge.examination.call_inputs import CallInputs
 from kedge.examination.examination import Examination, examined
 from kedge.examination.loss_facts import LossFacts, facts_of
+from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.result import Result
 from kedge.examination.state import TrainingState
 from kedge.examination.step import ExaminedStep, SeenTraining, held_by
@@ -61,7 +61,7 @@ class _Call:
     """
 
     model: nn.Module
-    inputs: CallInputs
+    inputs: ModelInputs
     is_final: bool = False
 
 
@@ -142,7 +142,7 @@ class Capture:
         if known is not None and known.is_final:
             return
         if any(param.requires_grad for param in parameters_in(model).values()):
-            self._calls[id(model)] = _Call(model, CallInputs.of_call(model, *given).apart())
+            self._calls[id(model)] = _Call(model, ModelInputs.of_call(model, *given).apart())
 
     def _module_returned(self, module: nn.Module, _: Any, output: Any) -> None:
         if self._is_root_call(module) and _has_parameters(module):

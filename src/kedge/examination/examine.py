@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from kedge.calls.arguments import called_as, described, not_a_model
 from kedge.errors import WrongCall
-from kedge.examination.call_inputs import CallInputs
 from kedge.examination.examination import TRIALS, Examination, examined
 from kedge.examination.loss_facts import LossFacts, facts_of
+from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.result import Result
 from kedge.examination.state import TrainingState
 from kedge.examination.step import ExaminedStep, SeenTraining
@@ -79,7 +79,7 @@ def examine(
     step = ExaminedStep(
         type(inner).__name__,
         inner,
-        CallInputs.of_call(inner, args, kwargs),
+        ModelInputs.of_call(inner, args, kwargs),
         training=_training(optimizer),
     )
     with same_random_numbers(), torch.enable_grad():

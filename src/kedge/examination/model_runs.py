@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import NeverFiredWarning
-from kedge.examination.call_inputs import CallInputs
+from kedge.examination.model_inputs import ModelInputs
 from kedge.hooks.session import hook
 from kedge.recipes.model_run import preserved_state
 from kedge.sites import leaves
@@ -58,12 +58,12 @@ class ModelRuns:
         inputs: The inputs that it had in the program.
     """
 
-    def __init__(self, model: nn.Module, inputs: CallInputs) -> None:
+    def __init__(self, model: nn.Module, inputs: ModelInputs) -> None:
         self.model = model
         self.inputs = inputs
 
     def outputs(
-        self, inputs: CallInputs | None = None, *, training: bool = False, seed: int | None = None
+        self, inputs: ModelInputs | None = None, *, training: bool = False, seed: int | None = None
     ) -> dict[str, Tensor]:
         """Return the tensors of the model's output, by name.
 
@@ -77,7 +77,7 @@ class ModelRuns:
             return _outputs(self.model, inputs or self.inputs)
 
     def graph(
-        self, inputs: CallInputs | None = None, *, training: bool = True, apart: bool = True
+        self, inputs: ModelInputs | None = None, *, training: bool = True, apart: bool = True
     ) -> dict[str, Tensor]:
         """Return the tensors of the model's output with the graph behind them.
 
@@ -91,7 +91,7 @@ class ModelRuns:
 
     def passed(
         self,
-        inputs: CallInputs | None = None,
+        inputs: ModelInputs | None = None,
         *,
         training: bool = False,
         seed: int | None = None,
@@ -125,7 +125,7 @@ class ModelRuns:
                     module.training = mode
 
 
-def _outputs(model: nn.Module, inputs: CallInputs, *, apart: bool = True) -> dict[str, Tensor]:
+def _outputs(model: nn.Module, inputs: ModelInputs, *, apart: bool = True) -> dict[str, Tensor]:
     given = inputs
     if apart:
         given = inputs.apart()

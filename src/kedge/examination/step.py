@@ -9,8 +9,8 @@ from functools import cached_property
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kedge.examination.call_inputs import CallInputs
 from kedge.examination.loss_facts import LossFacts, Target
+from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.model_runs import ModelRuns
 from kedge.torch_internals.module_tables import parameters_in
 
@@ -63,7 +63,7 @@ class ExaminedStep:
 
     name: str
     model: nn.Module
-    inputs: CallInputs
+    inputs: ModelInputs
     loss: LossFacts | None = None
     training: SeenTraining | None = None
     others: Sequence[nn.Module] = ()

@@ -1,6 +1,6 @@
 """Whether the output depends on what the model is given: on all of it, on each input, on each feature.
 
-CallInputs are set to zero, all of them and one by one, and the output is compared, in evaluation mode.
+ModelInputs are set to zero, all of them and one by one, and the output is compared, in evaluation mode.
 Features of floating-point inputs (places of the last dimension, channels of images) without a
 gradient in any sample are changed too: without effect, nothing depends on them.
 
@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kedge.examination.call_inputs import CallInputs
 from kedge.examination.differences import differ, numbers_in
+from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.result import Result
 from kedge.examination.step import ExaminedStep
 from kedge.short_text import counted, listed
@@ -70,7 +70,7 @@ def data_used(step: ExaminedStep) -> Iterator[Result]:
         yield Result(TRIAL, "ok", DID, f"it depends on {listed([*given])}")
 
 
-def _with(inputs: CallInputs, name: str, value: Tensor) -> CallInputs:
+def _with(inputs: ModelInputs, name: str, value: Tensor) -> ModelInputs:
     return inputs.with_tensors({name: value})
 
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kedge.examination.call_inputs import CallInputs
 from kedge.examination.differences import changed, numbers_in
+from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.places import Place, first_place
 from kedge.examination.result import Grid, Result, Verdict
 from kedge.examination.step import ExaminedStep, samples_of
@@ -81,7 +81,7 @@ def samples(step: ExaminedStep) -> Iterator[Result]:
     yield Result(TRIAL, verdict, DID, came, means, place.line, figure=found)
 
 
-def replaced(step: ExaminedStep, sample: int) -> CallInputs:
+def replaced(step: ExaminedStep, sample: int) -> ModelInputs:
     """Return the inputs of a step with one sample replaced by the next one.
 
     Where all samples are alike, numbers are drawn anew.

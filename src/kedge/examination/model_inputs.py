@@ -14,7 +14,7 @@ from kedge.sites import leaves
 
 
 @dataclass(frozen=True)
-class CallInputs:
+class ModelInputs:
     """The inputs of one call of a model.
 
     Attributes:
@@ -30,7 +30,7 @@ class CallInputs:
     @classmethod
     def of_call(
         cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> CallInputs:
+    ) -> ModelInputs:
         """Return the inputs of a call, named as the model's forward names them."""
         names = [str(i) for i in range(len(args))]
         try:
@@ -52,19 +52,19 @@ class CallInputs:
         """Return the tensors of real or whole numbers that have elements in memory."""
         return {name: value for name, value in self.tensors().items() if _is_plain(value)}
 
-    def with_tensors(self, new: Mapping[str, Tensor]) -> CallInputs:
+    def with_tensors(self, new: Mapping[str, Tensor]) -> ModelInputs:
         """Return the inputs with some tensors replaced, by name; these are not changed."""
         by_position = dict(zip(self.names, self.args, strict=True))
         changed = leaves.put({**by_position, **self.kwargs}, new)
         args = tuple(changed[name] for name in self.names)
         kwargs = {name: changed[name] for name in self.kwargs}
-        return CallInputs(args, kwargs, self.names)
+        return ModelInputs(args, kwargs, self.names)
 
-    def apart(self) -> CallInputs:
+    def apart(self) -> ModelInputs:
         """Return inputs whose tensors are copies, so that nothing that happens to these changes them."""
         return self.with_tensors({name: _copy_of(value) for name, value in self.tensors().items()})
 
-    def converted(self, dtype: torch.dtype) -> CallInputs:
+    def converted(self, dtype: torch.dtype) -> ModelInputs:
         """Return the inputs with all floating-point tensors in another type."""
         floats = {n: v.to(dtype) for n, v in self.tensors().items() if v.is_floating_point()}
         return self.with_tensors(floats)

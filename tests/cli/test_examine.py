@@ -171,6 +171,32 @@ def test_several_models_are_told_apart(results: Any) -> None:
     assert "several optimizers" in told(found, "one-batch", "untried")
 
 
+def test_a_later_training_is_examined_on_demand(kedge: Kedge, script: Script) -> None:
+    """It begins with the steps of another optimizer."""
+    source = """
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        x, y = torch.randn(32, 4), torch.randint(0, 3, (32,))
+        teacher = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        student = nn.Linear(4, 3)
+        for model, trained in ((teacher, teacher), (student, teacher)):
+            optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+            for _ in range(20):
+                loss = nn.functional.cross_entropy(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    """
+    first = kedge("examine", script(source))
+    second = kedge("examine", "--optimizer", "2", "train.py")
+
+    assert (first.returncode, second.returncode) == (0, 1), first.stdout + second.stdout
+    assert "Sequential: nothing wrong" in first.stdout
+    assert "2 parameters that the loss depends on are in no optimizer" in second.stdout
+
+
 def test_trials_are_left_out_by_name(kedge: Kedge, script: Script) -> None:
     """An unknown name is refused before the program runs."""
     done = kedge("examine", "--skip", "one-batch,precision", script(PROGRAM))

@@ -354,7 +354,25 @@ def test_a_softmax_before_cross_entropy_is_wrong() -> None:
     """The loss has one itself."""
     found = examined(Net(lambda net, x: net.head(net.first(x).relu()).softmax(dim=-1)))
 
-    assert "ends in softmax" in said(found, "last-operation", "wrong")
+    assert "softmax made the logits" in said(found, "logits", "wrong")
+
+
+@pytest.mark.parametrize(
+    ("end", "verdict"),
+    [
+        (lambda logits: F.nll_loss(logits, LABELS), "wrong"),
+        (lambda logits: F.nll_loss(logits.softmax(dim=-1), LABELS), "wrong"),
+        (lambda logits: F.nll_loss(logits.log_softmax(dim=-1), LABELS), "ok"),
+        (lambda logits: F.cross_entropy(logits.relu(), LABELS), "wrong"),
+        (lambda logits: F.cross_entropy(logits[:, None].flatten(1), LABELS), "ok"),
+        (lambda logits: F.binary_cross_entropy(logits.sigmoid(), torch.ones(8, 3)), None),
+    ],
+)
+def test_a_loss_is_given_what_it_takes(end: Any, verdict: str | None) -> None:
+    """Logits, or logarithms of probabilities; through views."""
+    found = verdicts(examined(Net(), loss=end), "logits")
+
+    assert found == ({verdict} if verdict else set())
 
 
 def test_dropout_that_stays_on_is_found() -> None:

@@ -54,6 +54,16 @@ class ExamineCommand:
             default="",
             help="leave out these trials (names separated by commas)",
         )
+        parser.add_argument(
+            "--optimizer",
+            metavar="N",
+            type=int,
+            default=1,
+            help=(
+                "examine the training of the N-th optimizer that steps, for a program that trains "
+                "one model after another (default: 1)"
+            ),
+        )
         parser.add_argument("--json", action="store_true", help="print one object")
         parser.add_argument(
             "--picture",
@@ -75,8 +85,10 @@ class ExamineCommand:
             from kedge.examination.picture import check_picture
 
             check_picture(args.picture)
+        if args.optimizer < 1:
+            args.parser.refuse(f"--optimizer {args.optimizer}: optimizers are counted from 1")
         report = Report(args.json, args.picture)
-        return _examine(program, skip, report)
+        return _examine(program, skip, args.optimizer, report)
 
 
 def _names(args: argparse.Namespace) -> tuple[str, ...]:
@@ -125,7 +137,7 @@ def _document(examination: Examination) -> dict[str, Any]:
     }
 
 
-def _examine(program: Program, skip: tuple[str, ...], report: Report) -> int | Ending:
+def _examine(program: Program, skip: tuple[str, ...], phase: int, report: Report) -> int | Ending:
     found: list[Capture] = []
 
     def done(examination: Examination) -> NoReturn:
@@ -136,7 +148,7 @@ def _examine(program: Program, skip: tuple[str, ...], report: Report) -> int | E
     def begin() -> None:
         from kedge.examination.capture import Capture
 
-        capture = Capture(skip, _silence, done)
+        capture = Capture(skip, phase, _silence, done)
         capture.begin()
         found.append(capture)
 

@@ -70,6 +70,7 @@ class Capture:
 
     Args:
         skip: Names of trials to leave out.
+        phase: The number, from 1, of the optimizer with whose steps the examined training begins.
         taken: Called when the program is taken over, before the trials.
         done: Called with the examination when all is done; it does not return.
     """
@@ -77,10 +78,13 @@ class Capture:
     def __init__(
         self,
         skip: Collection[str],
+        phase: int,
         taken: Callable[[], None],
         done: Callable[[Examination], None],
     ) -> None:
         self._skip = skip
+        self._phase = phase
+        self._met: list[Optimizer] = []
         self._taken = taken
         self._done = done
         self._over = False
@@ -183,7 +187,11 @@ class Capture:
     def _about_to_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._over:
             return
-        if any(each is optimizer for each in self._stepped):
+        if not any(each is optimizer for each in self._met):
+            self._met.append(optimizer)
+        if any(each is optimizer for each in self._met[: self._phase - 1]):
+            self._forget()
+        elif any(each is optimizer for each in self._stepped):
             self._take_over()
         elif self._losses:
             self._stepped.append(optimizer)
@@ -192,6 +200,14 @@ class Capture:
                 if any(id(param) in facts.reached for facts in self._losses):
                     self._reached += 1
                     self._lacking += not _has_gradient(param)
+
+    def _forget(self) -> None:
+        """Forget what an earlier training of the program has shown."""
+        self._calls.clear()
+        self._losses.clear()
+        self._tape = None
+        self._passes = 0
+        self._state = TrainingState()
 
     # -- the examination ------------------------------------------------------------------
 

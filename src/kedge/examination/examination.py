@@ -13,7 +13,7 @@ from kedge.examination.trials import (
     batch,
     data_used,
     functions,
-    last_operation,
+    logits,
     loss_at_start,
     modes,
     optimizer,
@@ -28,7 +28,7 @@ Trial = Callable[[ExaminedStep], Iterable[Result]]
 
 TRIALS: dict[str, Trial | None] = {
     loss_at_start.TRIAL: loss_at_start.loss_at_start,
-    last_operation.TRIAL: last_operation.last_operation,
+    logits.TRIAL: logits.logits,
     batch.TRIAL: batch.batch,
     data_used.TRIAL: data_used.data_used,
     samples.TRIAL: samples.samples,

@@ -20,6 +20,12 @@ CLASSES = ("nll_loss", "nll_loss2_d")
 """Losses whose targets are numbers of classes."""
 _CHANCES = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
 _VALUES = ("mse_loss", "smooth_l1_loss", "huber_loss")
+_VIEWS = frozenset(
+    (
+        *("as_strided", "expand", "permute", "reshape_alias", "select", "slice", "squeeze", "t"),
+        *("transpose", "unsafe_view", "unsqueeze", "view", "clone", "contiguous"),
+    )
+)
 _LOSSES = (*CLASSES, *_CHANCES, *_VALUES)
 
 
@@ -33,7 +39,8 @@ class Target:
         predicted: What the loss compared with them: logarithms of probabilities for ``nll_loss``.
         ignored: The class that counts as no target; None without one.
         is_weighted: Whether classes or elements have weights.
-        of_logits: Whether a softmax or sigmoid belongs to the loss, so that it wants logits.
+        logits_from: The operation that made the logits, of a loss that applies a softmax or sigmoid
+            itself; None of others.
     """
 
     loss: str
@@ -41,7 +48,7 @@ class Target:
     predicted: Tensor
     ignored: int | None
     is_weighted: bool
-    of_logits: bool
+    logits_from: str | None
 
     @property
     def has_classes(self) -> bool:
@@ -127,13 +134,27 @@ def _target_of(node: Node) -> Target | None:
         predicted=predicted.detach().clone(),
         ignored=ignored,
         is_weighted=any(weight is not None for weight in weights),
-        of_logits=_of_logits(node),
+        logits_from=_maker_of_logits(node),
     )
 
 
-def _of_logits(node: Node) -> bool:
-    name = operation_of(node)
-    if name == "binary_cross_entropy_with_logits":
-        return True
-    before = node.next_functions[0][0]
-    return name in CLASSES and before is not None and operation_of(before) == "log_softmax"
+def _maker_of_logits(node: Node) -> str | None:
+    """Return the operation that made the logits of a loss, through views; None if it takes none."""
+    wanted: Node | None = node
+    if operation_of(node) in CLASSES:
+        wanted = _before(node)
+        if wanted is None or operation_of(wanted) != "log_softmax":
+            return None
+    elif operation_of(node) != "binary_cross_entropy_with_logits":
+        return None
+    maker = _before(wanted)
+    return None if maker is None else operation_of(maker)
+
+
+def _before(node: Node | None) -> Node | None:
+    """Return what made the first operand of a node, without the views between."""
+    while node is not None:
+        node = node.next_functions[0][0]
+        if node is None or operation_of(node) not in _VIEWS:
+            return node
+    return None

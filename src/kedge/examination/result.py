@@ -19,7 +19,7 @@ VERDICTS: tuple[Verdict, ...] = ("wrong", "look", "ok", "untried")
 
 
 NAMES = (
-    *("loss-at-start", "last-operation", "batch", "data-used", "samples", "positions", "modes"),
+    *("loss-at-start", "logits", "batch", "data-used", "samples", "positions", "modes"),
     *("repeated", "parameters", "optimizer", "functions", "precision", "one-batch"),
 )
 """The names of the trials, in the order in which they are made."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from kedge.examination.result import Result
@@ -43,6 +44,15 @@ def optimizer(step: ExaminedStep) -> Iterator[Result]:
     in_reach = {id(param) for param in reached} | known | names.keys()
     idle = [param for key, param in held.items() if key not in in_reach]
 
+    given = list(step.inputs.tensors().values())
+    loose = [
+        leaf
+        for leaf in reached
+        if not isinstance(leaf, nn.Parameter)
+        and id(leaf) not in held
+        and not _is_among(leaf, given)
+    ]
+
     if missing:
         called = [names.get(id(param), f"one of {tuple(param.shape)}") for param in missing]
         came = (
@@ -70,6 +80,11 @@ def optimizer(step: ExaminedStep) -> Iterator[Result]:
         )
         means = "They may belong to a part that was replaced, or to a model that is called later."
         yield Result(TRIAL, "look", DID, came, means)
+    elif loose:
+        shapes = listed([str(tuple(tensor.shape)) for tensor in loose], 4)
+        came = f"{counted(len(loose), 'tensor')} of the loss asks for a gradient and is no parameter: {shapes}"
+        means = "No optimizer changes it. To train it, make it an nn.Parameter of the model."
+        yield Result(TRIAL, "look", DID, came, means)
     elif trained:
         came = f"all {counted(len(trained), 'parameter')} that the loss depends on are held"
         yield Result(TRIAL, "ok", DID, came)
@@ -95,3 +110,8 @@ def _at_steps(training: SeenTraining) -> Iterator[Result]:
         came = "those of the step before were still there"
         means = "Every step uses the sum of all gradients so far: zero_grad() is missing."
         yield Result(TRIAL, "wrong", did, came, means)
+
+
+def _is_among(leaf: Tensor, given: Sequence[Tensor]) -> bool:
+    """Whether a leaf is an input of the model, of which there are copies."""
+    return any(leaf.shape == each.shape and torch.equal(leaf, each) for each in given)

@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 
 from kedge.examination.model_runs import Passed
 from kedge.examination.result import Result
-from kedge.examination.step import ExaminedStep
+from kedge.examination.step import ExaminedStep, held_by
 from kedge.short_text import counted, listed
 from kedge.torch_internals.autograd_nodes import behind, is_leaf
 from kedge.torch_internals.module_tables import own_parameters
@@ -30,7 +30,7 @@ def parameters(step: ExaminedStep) -> Iterator[Result]:
     """Yield the parameters that are not reached, with the reason, and the frozen ones that change."""
     yield from _frozen(step)
     if step.loss is None:
-        yield Result(TRIAL, "untried", DID, "no loss is known")
+        yield _without_loss(step)
         return
     trained = {name: p for name, p in step.parameters.items() if p.requires_grad}
     missed = [name for name, p in trained.items() if id(p) not in step.loss.reached]
@@ -83,6 +83,17 @@ def parameters(step: ExaminedStep) -> Iterator[Result]:
             "NumPy, an integer or an argmax."
         )
         yield Result(TRIAL, "wrong", DID, came, means, end.line)
+
+
+def _without_loss(step: ExaminedStep) -> Result:
+    held: set[int] = set()
+    if step.training is not None:
+        held = {id(param) for param in held_by(step.training.optimizers)}
+    if not any(id(param) in held for param in step.parameters.values()):
+        return Result(TRIAL, "untried", DID, "no loss is known")
+    came = "no loss depends on any parameter of this model, which an optimizer holds"
+    means = "What it returns is taken out of the graph on its way to the loss, as by detach()."
+    return Result(TRIAL, "wrong", DID, came, means)
 
 
 def _end_of_graph(noted: Sequence[Passed], nodes: Collection[Node]) -> Passed | None:

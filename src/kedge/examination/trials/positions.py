@@ -52,9 +52,13 @@ class Sequence:
 def positions(step: ExaminedStep) -> Iterator[Result]:
     """Yield what the outputs at positions depend on; nothing for models without sequences."""
     before = numbers_in(step.run.outputs())
-    found = _sequence(step, before)
-    if found is None:
-        return
+    for found in _sequences(step, before):
+        yield from _of_sequence(step, before, found)
+
+
+def _of_sequence(
+    step: ExaminedStep, before: dict[str, Tensor], found: Sequence
+) -> Iterator[Result]:
     tried = range(min(found.length, MOST))
     rows = []
     for position in tried:
@@ -107,8 +111,8 @@ def _judged(step: ExaminedStep, found: Sequence, grid: Grid) -> Result:
     return Result(TRIAL, "ok", DID, came, figure=grid)
 
 
-def _sequence(step: ExaminedStep, outputs: dict[str, Tensor]) -> Sequence | None:
-    """Return the first input and output with the same positions."""
+def _sequences(step: ExaminedStep, outputs: dict[str, Tensor]) -> Iterator[Sequence]:
+    """Yield each input with the first output that has the same positions."""
     for name, value in step.inputs.numbers().items():
         is_sequence = value.dim() == 3 or (value.dim() == 2 and not value.is_floating_point())
         if not is_sequence or value.dtype is torch.bool or value.shape[1] < FEWEST:
@@ -117,8 +121,8 @@ def _sequence(step: ExaminedStep, outputs: dict[str, Tensor]) -> Sequence | None
             continue  # a mask that hides nothing
         for output, made in outputs.items():
             if made.dim() == 3 and made.shape[:2] == value.shape[:2]:
-                return Sequence(name, value, output, value.shape[1])
-    return None
+                yield Sequence(name, value, output, value.shape[1])
+                break
 
 
 def _changed_at(value: Tensor, position: int) -> Tensor:

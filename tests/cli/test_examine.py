@@ -182,7 +182,7 @@ def test_a_later_training_is_examined_on_demand(kedge: Kedge, script: Script) ->
         teacher = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         student = nn.Linear(4, 3)
         for model, trained in ((teacher, teacher), (student, teacher)):
-            optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+            optimizer = torch.optim.SGD(trained.parameters(), lr=1.0)
             for _ in range(20):
                 loss = nn.functional.cross_entropy(model(x), y)
                 optimizer.zero_grad()

@@ -157,7 +157,7 @@ def _examine(program: Program, skip: tuple[str, ...], phase: int, report: Report
     with redirect_stdout(sys.stderr):
         ending = program.run()
     make_writable()
-    examination = found[0].conclude() if found else None
+    examination = found[0].conclude(failed=ending.error is not None) if found else None
     if examination is not None:
         return report.print(examination)
     why = "the program ended before a backward pass"

@@ -27,25 +27,26 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from kedge.examination.examination import Examination, examined
+from kedge.examination.gradients import Gradients
 from kedge.examination.loss_facts import LossFacts, facts_of
 from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.result import Result
 from kedge.examination.state import TrainingState
-from kedge.examination.step import ExaminedStep, SeenTraining, held_by
+from kedge.examination.step import ExaminedStep, SeenTraining
 from kedge.examination.sweep import TRIAL as ONE_BATCH
 from kedge.examination.sweep import one_batch, untried
 from kedge.examination.tape import Tape, TapeWriter
 from kedge.examination.written_files import WrittenFiles
 from kedge.hooks.placing.module_calls import given_to, running
-from kedge.hooks.roots import unwrapped
+from kedge.hooks.roots import free_name, unwrapped
 from kedge.short_text import listed
+from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.module_tables import parameters_in
 from kedge.torch_internals.source_lines import source_of
 from kedge.watch.models.backward_start import BackwardStart, programs_line
+from kedge.watch.models.optimizers import living
 from kedge.watch.records.loss_scaling import LossScaling
 
-MOST_PASSES = 100
-"""Backward passes after which an optimizer is not waited for any longer."""
 MOST_MODELS = 4
 """Most models of a step that are examined."""
 
@@ -95,10 +96,7 @@ class Capture:
         self._stepped: list[Optimizer] = []
         self._state = TrainingState()
         self._loader: Any = None
-        self._passes = 0
-        self._reached = 0
-        self._lacking = 0
-        self._kept: bool | None = None
+        self._gradients = Gradients()
         self._files = WrittenFiles()
 
     def begin(self) -> None:
@@ -109,26 +107,45 @@ class Capture:
         self._files.install()
 
         plain_backward: Any = torch.autograd.backward
+        plain_grad: Any = torch.autograd.grad
         plain_iter: Any = DataLoader.__iter__
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._over:
+                self._gradients.note_begin(self._stepped)
                 self._about_to_differentiate(tensors, sys._getframe())  # noqa: SLF001
-            return plain_backward(tensors, *args, **kwargs)
+            result = plain_backward(tensors, *args, **kwargs)
+            self._gradients.note_end(self._losses)
+            return result
+
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            wanted = inputs
+            if isinstance(inputs, Tensor):
+                wanted = (inputs,)
+            wanted = tuple(wanted)
+            is_of_training = any(isinstance(each, nn.Parameter) for each in wanted)
+            if is_of_training and not self._over:
+                self._about_to_differentiate(outputs, sys._getframe())  # noqa: SLF001
+            return plain_grad(outputs, wanted, *args, **kwargs)
 
         def iterate(loader: Any) -> Any:
             self._loader = loader
             return plain_iter(loader)
 
         torch.autograd.backward = backward
+        torch.autograd.grad = grad
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
 
-    def conclude(self) -> Examination | None:
+    def conclude(self, *, failed: bool) -> Examination | None:
         """Return the examination at the end of a program that took no second step.
 
-        None if no backward pass was seen.
+        Args:
+            failed: Whether an error ended the program.
+
+        Returns:
+            The examination; None if no backward pass was seen, or an error came before a step.
         """
-        if not self._losses:
+        if not self._losses or (failed and not self._stepped):
             return None
         return self._examination()
 
@@ -140,7 +157,7 @@ class Capture:
         given = given_to(module)
         if not given or not _has_parameters(module):
             return
-        self._writer.pause()
+        self._writer.pause(module)
         model = unwrapped(module)
         known = self._calls.get(id(model))
         if known is not None and known.is_final:
@@ -155,6 +172,8 @@ class Capture:
     def _is_root_call(self, module: nn.Module) -> bool:
         if self._over or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
+        if in_backward():
+            return False  # a checkpoint runs it again
         around = running()
         return len(around) == 1 and around[0] is module
 
@@ -166,10 +185,8 @@ class Capture:
         tape = self._writer.end()
         if not losses:
             return
-        if self._stepped and self._kept is None:
-            self._kept = any(map(_has_gradient, held_by(self._stepped)))
-        self._passes += 1
-        if not self._stepped and self._passes > MOST_PASSES:
+        self._gradients.passes += 1
+        if not self._stepped and self._gradients.is_long:
             self._take_over()
 
         line = programs_line(frame)
@@ -196,17 +213,14 @@ class Capture:
         elif self._losses:
             self._stepped.append(optimizer)
             self._state.keep((), [optimizer])
-            for param in held_by([optimizer]):
-                if any(id(param) in facts.reached for facts in self._losses):
-                    self._reached += 1
-                    self._lacking += not _has_gradient(param)
+            self._gradients.note_step(optimizer, self._losses)
 
     def _forget(self) -> None:
         """Forget what an earlier training of the program has shown."""
         self._calls.clear()
         self._losses.clear()
         self._tape = None
-        self._passes = 0
+        self._gradients = Gradients()
         self._state = TrainingState()
 
     # -- the examination ------------------------------------------------------------------
@@ -223,20 +237,17 @@ class Capture:
         frozen = {id(call.model): self._changed_frozen(call.model) for call in calls}
         training = SeenTraining(
             optimizers=tuple(self._stepped),
-            passes=self._passes,
-            reached=self._reached,
-            lacking=self._lacking,
-            # Of adversaries, one's backward pass leaves gradients in the other.
-            kept=bool(self._kept) and len(self._stepped) == 1,
+            idle=tuple(each for each in living() if all(each is not s for s in self._stepped)),
+            gradients=self._gradients,
             moved=any(self._state.has_changed(p) for c in calls for p in c.model.parameters()),
         )
         self._state.restore()
 
         results: list[Result] = []
-        names = []
+        names: list[str] = []
         for call in calls:
             step = ExaminedStep(
-                type(call.model).__name__,
+                free_name(type(call.model).__name__, names),
                 call.model,
                 call.inputs,
                 loss=self._loss_of(call.model),
@@ -247,7 +258,7 @@ class Capture:
             )
             names.append(step.name)
             results += examined(step, self._skip)
-        results += self._one_batch(calls)
+        results += self._one_batch()
 
         notes: tuple[str, ...] = ()
         written = self._files.named()
@@ -255,7 +266,7 @@ class Capture:
             notes = (f"the program has written: {listed(written, 4)}",)
         return Examination(tuple(names), tuple(results), notes)
 
-    def _one_batch(self, calls: list[_Call]) -> list[Result]:
+    def _one_batch(self) -> list[Result]:
         if ONE_BATCH in self._skip:
             return []
         if not self._stepped:
@@ -267,8 +278,7 @@ class Capture:
         if self._tape is None:
             return [untried("it was not seen how the loss is computed from the model's output")]
         tape = self._tape
-        models = [call.model for call in calls]
-        return [one_batch(models, self._stepped, self._state, tape.loss, tape.value)]
+        return [one_batch(self._stepped, self._state, tape.loss, tape.value)]
 
     def _loss_of(self, model: nn.Module) -> LossFacts | None:
         """Return what is known of the losses that reach a model, as one."""
@@ -296,7 +306,3 @@ def _batch_size(loader: Any) -> int | None:
     if size is None:
         size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     return size
-
-
-def _has_gradient(param: Tensor) -> bool:
-    return param.grad is not None and bool(param.grad.any())

@@ -12,8 +12,10 @@ from torch.optim import Optimizer
 from kedge.calls.arguments import called_as, described, not_a_model
 from kedge.errors import WrongCall
 from kedge.examination.examination import TRIALS, Examination, examined
+from kedge.examination.gradients import held_by
 from kedge.examination.loss_facts import LossFacts, facts_of
 from kedge.examination.model_inputs import ModelInputs
+from kedge.examination.random_numbers import RandomNumbers
 from kedge.examination.result import Result
 from kedge.examination.state import TrainingState
 from kedge.examination.step import ExaminedStep, SeenTraining
@@ -21,7 +23,6 @@ from kedge.examination.sweep import TRIAL as ONE_BATCH
 from kedge.examination.sweep import one_batch
 from kedge.hooks.roots import unwrapped
 from kedge.recipes.model_run import preserved_state
-from kedge.torch_internals.accelerators import same_random_numbers
 
 
 @called_as("kedge.examine(model, inputs, loss=loss, optimizer=optimizer)")
@@ -35,7 +36,8 @@ def examine(
 ) -> Examination:
     """Try a model before it is trained: what it depends on, what reaches its parameters, whether it learns a batch.
 
-    Afterwards model, optimizer and random state are as they were. ``kedge examine train.py`` does
+    Afterwards weights, buffers, gradients, modes, optimizers and random state are as they were; what
+    else a forward changes, such as a counter in an attribute, each trial changes. ``kedge examine train.py`` does
     the same to the models of a program, which it finds by itself.
 
     Args:
@@ -70,6 +72,8 @@ def examine(
         raise WrongCall(
             f"examine(loss={described(loss)}): loss is a function of the model's output"
         )
+    if isinstance(skip, str):
+        skip = (skip,)
     unknown = [name for name in skip if name not in TRIALS]
     if unknown:
         raise WrongCall(f"examine(skip={unknown[0]!r}): the trials are {', '.join(TRIALS)}")
@@ -82,12 +86,16 @@ def examine(
         ModelInputs.of_call(inner, args, kwargs),
         training=_training(optimizer),
     )
-    with same_random_numbers(), torch.enable_grad():
-        if loss is not None:
-            step.loss = _loss_facts(step, loss)
-        results = [*examined(step, skip)]
-        if ONE_BATCH not in skip and loss is not None and step.training is not None:
-            results.append(_one_batch(step, loss, step.training.optimizers))
+    numbers = RandomNumbers()
+    try:
+        with torch.enable_grad():
+            if loss is not None:
+                step.loss = _loss_facts(step, loss)
+            results = [*examined(step, skip)]
+            if ONE_BATCH not in skip and loss is not None and step.training is not None:
+                results.append(_one_batch(step, loss, step.training.optimizers))
+    finally:
+        numbers.restore()
     return Examination((step.name,), tuple(results))
 
 
@@ -99,11 +107,16 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
-def _training(given: Optimizer | Sequence[Optimizer] | None) -> SeenTraining | None:
+def _training(given: Any) -> SeenTraining | None:
     if given is None:
         return None
     if isinstance(given, Optimizer):
         return SeenTraining((given,))
+    if not isinstance(given, tuple | list) or not all(isinstance(o, Optimizer) for o in given):
+        raise WrongCall(
+            f"examine(optimizer={described(given)}): optimizer is a torch.optim.Optimizer, or a "
+            "list of them"
+        )
     return SeenTraining(tuple(given))
 
 
@@ -111,9 +124,9 @@ def _loss_facts(step: ExaminedStep, loss: Callable[[Any], Tensor]) -> LossFacts:
     with preserved_state(step.model):
         given = step.inputs.apart()
         value = loss(step.model(*given.args, **given.kwargs))
-        if not isinstance(value, Tensor) or value.numel() != 1:
+        if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
             raise WrongCall(
-                f"examine(loss=...): the loss is a tensor of one element, not {described(value)}"
+                f"examine(loss=...): the loss is a tensor of one real number, not {described(value)}"
             )
         return facts_of([value], "")
 
@@ -126,11 +139,12 @@ def _one_batch(
         given = step.inputs.apart()
         return loss(step.model(*given.args, **given.kwargs))
 
-    gradients = {param: param.grad for param in step.model.parameters()}
+    trained = {*step.model.parameters(), *held_by(optimizers)}
+    gradients = {param: param.grad for param in trained}
     state = TrainingState([step.model], optimizers)
     try:
         expected = float(compute().detach())
-        return one_batch([step.model], optimizers, state, compute, expected)
+        return one_batch(optimizers, state, compute, expected)
     finally:
         state.restore()
         for param, gradient in gradients.items():

@@ -49,7 +49,7 @@ class ModelInputs:
         return dict(leaves.find(by_name))
 
     def numbers(self) -> dict[str, Tensor]:
-        """Return the tensors of real or whole numbers that have elements in memory."""
+        """Return the tensors of real or whole numbers with at least one dimension, in memory."""
         return {name: value for name, value in self.tensors().items() if _is_plain(value)}
 
     def with_tensors(self, new: Mapping[str, Tensor]) -> ModelInputs:
@@ -73,7 +73,8 @@ class ModelInputs:
 def _is_plain(value: Tensor) -> bool:
     is_number = not (value.is_complex() or value.is_quantized)
     is_dense = value.layout is torch.strided and not value.is_nested
-    return is_number and is_dense and not value.is_meta and value.numel() > 0
+    has_elements = value.dim() > 0 and value.numel() > 0
+    return is_number and is_dense and has_elements and not value.is_meta
 
 
 def _copy_of(value: Tensor) -> Tensor:

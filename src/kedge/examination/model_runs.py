@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from kedge.errors import NeverFiredWarning
 from kedge.examination.model_inputs import ModelInputs
+from kedge.examination.random_numbers import RandomNumbers
 from kedge.hooks.session import hook
 from kedge.recipes.model_run import preserved_state
 from kedge.sites import leaves
@@ -113,6 +114,7 @@ class ModelRuns:
     @contextmanager
     def _state(self, *, training: bool, seed: int | None) -> Iterator[None]:
         modes = {module: module.training for module in modules_in(self.model).values()}
+        numbers = RandomNumbers()
         with preserved_state(self.model):
             try:
                 if not training:
@@ -123,6 +125,7 @@ class ModelRuns:
             finally:
                 for module, mode in modes.items():
                     module.training = mode
+                numbers.restore()
 
 
 def _outputs(model: nn.Module, inputs: ModelInputs, *, apart: bool = True) -> dict[str, Tensor]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kedge.short_text import shortened
+
 Verdict = Literal["wrong", "look", "ok", "untried"]
 """How a trial ended.
 
@@ -86,4 +88,4 @@ class Result:
 def in_short(error: Exception) -> str:
     """Return an error of the program's code as one line of at most 160 characters."""
     reason = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {reason}"[:160]
+    return shortened(f"{type(error).__name__}: {reason}", 160)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kedge.examination.gradients import held_by
 from kedge.torch_internals.module_tables import buffers_in, modules_in, parameters_in
 
 
@@ -26,18 +27,23 @@ class TrainingState:
     ) -> None:
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
         self._modes: dict[nn.Module, bool] = {}
-        self._optimizers: list[tuple[Optimizer, dict[str, Any]]] = []
+        self._optimizers: list[_OptimizerState] = []
         self.keep(models, optimizers)
 
     def keep(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
         """Keep more, as it is now; what is kept already stays as it was."""
+        optimizers = list(optimizers)
         for model in models:
-            for value in (*parameters_in(model).values(), *buffers_in(model).values()):
-                if id(value) not in self._tensors:
-                    self._tensors[id(value)] = value, value.detach().clone()
+            self._keep_tensors((*parameters_in(model).values(), *buffers_in(model).values()))
             for module in modules_in(model).values():
                 self._modes.setdefault(module, module.training)
-        self._optimizers += [(each, copy.deepcopy(each.state_dict())) for each in optimizers]
+        self._keep_tensors(held_by(optimizers))
+        self._optimizers += map(_OptimizerState, optimizers)
+
+    def _keep_tensors(self, tensors: Iterable[Tensor]) -> None:
+        for value in tensors:
+            if id(value) not in self._tensors:
+                self._tensors[id(value)] = value, value.detach().clone()
 
     def restore(self) -> None:
         """Put everything back, without a gradient."""
@@ -47,10 +53,30 @@ class TrainingState:
                 value.grad = None
         for module, mode in self._modes.items():
             module.training = mode
-        for optimizer, options in self._optimizers:
-            optimizer.load_state_dict(copy.deepcopy(options))
+        for each in self._optimizers:
+            each.restore()
 
     def has_changed(self, value: Tensor) -> bool:
         """Whether a tensor differs from its copy."""
         known = self._tensors.get(id(value))
         return known is not None and not torch.equal(known[0], known[1])
+
+
+class _OptimizerState:
+    """The options of an optimizer and what it keeps for each parameter; `load_state_dict` would cast that."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._groups = [_options(group) for group in optimizer.param_groups]
+        self._state = {param: copy.deepcopy(kept) for param, kept in optimizer.state.items()}
+
+    def restore(self) -> None:
+        for group, options in zip(self._optimizer.param_groups, self._groups, strict=False):
+            group.update(copy.deepcopy(options))
+        self._optimizer.state.clear()
+        for param, kept in self._state.items():
+            self._optimizer.state[param] = copy.deepcopy(kept)
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return copy.deepcopy({name: value for name, value in group.items() if name != "params"})

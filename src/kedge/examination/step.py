@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kedge.examination.gradients import Gradients, held_by
 from kedge.examination.loss_facts import LossFacts, Target
 from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.model_runs import ModelRuns
 from kedge.torch_internals.module_tables import parameters_in
+
+FEWEST = 4
+"""Fewest samples of a batch by which a dimension is told."""
 
 
 @dataclass(frozen=True)
@@ -21,29 +25,24 @@ class SeenTraining:
 
     Attributes:
         optimizers: The optimizers that have stepped.
-        passes: How many backward passes were seen; 0 where nobody looked.
-        reached: Parameters that the loss depends on and an optimizer holds.
-        lacking: Those of them that had no gradient as the optimizer was about to step.
-        kept: Whether gradients of the step before were there when the next backward pass began.
+        idle: Those that exist, and have not.
+        gradients: What was seen of the gradients; None where nobody looked.
         moved: Whether a parameter has changed.
     """
 
     optimizers: tuple[Optimizer, ...]
-    passes: int = 0
-    reached: int = 0
-    lacking: int = 0
-    kept: bool = False
+    idle: tuple[Optimizer, ...] = ()
+    gradients: Gradients | None = None
     moved: bool = False
 
+    @property
+    def has_several(self) -> bool:
+        """Whether several optimizers train, as of adversaries."""
+        return len(self.optimizers) + len(self.idle) > 1
 
-def held_by(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    """Return the parameters of optimizers."""
-    return [
-        param
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for param in group["params"]
-    ]
+    def held(self) -> list[Tensor]:
+        """Return the parameters of all optimizers."""
+        return held_by((*self.optimizers, *self.idle))
 
 
 @dataclass
@@ -86,42 +85,42 @@ class ExaminedStep:
             yield from self.loss.targets
 
     @cached_property
-    def batch_dims(self) -> dict[str, int]:
-        """The dimension of the samples in each input that has one, by its name; see `samples_of`."""
-        found = {}
-        for name, value in self.inputs.numbers().items():
-            dim = samples_of(value, self.samples)
-            if dim is not None:
-                found[name] = dim
-        return found
-
-    @property
-    def knows_samples(self) -> bool:
-        """Whether it is certain which dimension counts the samples, and not only likely."""
-        size = self.batch_size
-        if size is None:
-            return False
+    def samples(self) -> SampleDimension | None:
+        """The dimension of the inputs that counts the samples; None if no input has one."""
         shapes = [list(value.shape) for value in self.inputs.numbers().values()]
-        has_both = any(shape[:2] == [size, size] for shape in shapes)
-        return any(size in shape for shape in shapes) and not has_both
-
-    @cached_property
-    def samples(self) -> int | None:
-        """How many samples the inputs hold: the loader's batch, else the size of their first dimension."""
-        values = [value for value in self.inputs.numbers().values() if value.dim() > 0]
-        if self.batch_size is not None and any(self.batch_size in v.shape for v in values):
-            return self.batch_size
-        if not values:
+        if not shapes:
             return None
-        return values[0].shape[0]
+        size = self.batch_size
+        first = SampleDimension(0, shapes[0][0], is_certain=False)
+        if size is None or size < FEWEST:
+            return first
+        if any(shape[0] == size for shape in shapes):
+            is_certain = all(shape.count(size) <= 1 for shape in shapes)
+            return SampleDimension(0, size, is_certain=is_certain)
+        if any(len(shape) > 1 and shape[1] == size for shape in shapes) and _are_sequences(shapes):
+            return SampleDimension(1, size, is_certain=False)
+        return first
 
 
-def samples_of(value: Tensor, samples: int | None) -> int | None:
-    """Return the dimension of a tensor that has as many places as there are samples: the first, else the second.
+@dataclass(frozen=True)
+class SampleDimension:
+    """The dimension that counts the samples of a batch.
 
-    None if neither has.
+    Attributes:
+        dim: Its number, 0 or 1.
+        count: How many samples there are.
+        is_certain: Whether the data loader has such batches, and no other dimension this size.
     """
-    for dim in (0, 1):
-        if value.dim() > dim and value.shape[dim] == samples:
-            return dim
-    return None
+
+    dim: int
+    count: int
+    is_certain: bool
+
+    def of(self, value: Tensor) -> bool:
+        """Whether a tensor has this dimension."""
+        return value.dim() > self.dim and value.shape[self.dim] == self.count
+
+
+def _are_sequences(shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether all inputs have steps before their samples, as (steps, samples) or (steps, samples, features)."""
+    return all(len(shape) in (2, 3) and shape[0] == shapes[0][0] for shape in shapes)

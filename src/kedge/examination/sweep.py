@@ -1,21 +1,23 @@
 """One batch learned over and over, at the program's own learning rate and at others.
 
 A model that cannot learn a single batch by heart has a fault that more data does not mend (Karpathy,
-"A Recipe for SeenTraining Neural Networks", 2019); the course of its loss over several rates shows
-whether the rate is the reason (Smith, "Cyclical Learning Rates for SeenTraining Neural Networks", 2017).
+"A Recipe for Training Neural Networks", 2019); the course of its loss over several rates shows
+whether the rate is the reason (Smith, "Cyclical Learning Rates for Training Neural Networks", 2017).
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
+from kedge.examination.gradients import has_gradient, held_by
 from kedge.examination.result import OWN, Rates, Result, Verdict, in_short
 from kedge.examination.state import TrainingState
 from kedge.short_text import compact, counted
@@ -29,13 +31,18 @@ FARTHEST = 1e-8
 """The smallest factor that is tried where the loss does not fall at others; its inverse is the largest."""
 MOST_STEPS = {True: 60, False: 20}
 """Steps at the program's own rate, and at another."""
-MOST_SECONDS = {True: 5.0, False: 1.5}
+MOST_SECONDS = {True: 6.0, False: 1.5}
 """Seconds for them."""
-FEWEST_STEPS = 3
+MOST_SECONDS_IN_ALL = 15.0
+"""Seconds after which no further rate is tried."""
+ENOUGH = 10
+"""Fewest steps from which it is said that the loss does not fall."""
 LEARNED = 0.2
 """The share of its first value by which the loss has to fall."""
 NOTHING = 0.02
 """The share under which it has not fallen."""
+FAR_BELOW = 10.0
+"""Times its first magnitude by which a loss below zero falls on without an end."""
 _DID = "trained on one batch over and over, with the same random numbers"
 
 
@@ -61,8 +68,7 @@ class _Course:
 
 
 def one_batch(
-    models: Iterable[nn.Module],
-    optimizers: Iterable[Optimizer],
+    optimizers: Sequence[Optimizer],
     state: TrainingState,
     compute: Callable[[], Tensor],
     expected: float,
@@ -70,25 +76,24 @@ def one_batch(
     """Train on one batch over and over, and return what came of it; the training is put back.
 
     Args:
-        models: The models that are trained.
-        optimizers: Their optimizers.
+        optimizers: The optimizers that train.
         state: The state before the first step.
         compute: Computes the loss of the batch with the present weights.
         expected: The loss that it has to be at first.
     """
+    if not all("lr" in group for each in optimizers for group in each.param_groups):
+        return untried("an optimizer has no learning rate")
     try:
         state.restore()
         first = float(compute().detach())
         is_same = abs(first - expected) <= SAME * max(abs(expected), SAME)
         if math.isfinite(expected) and not is_same:
-            return untried(
-                f"the loss was {compact(expected)} and is {compact(first)} when it is computed again"
-            )
-        sweep = _Sweep(models, optimizers, state, compute)
+            return untried(f"the loss was {expected:.6g}, and computed again it is {first:.6g}")
+        sweep = _Sweep(optimizers, state, compute)
         sweep.run()
         return sweep.result()
     except Exception as error:  # noqa: BLE001 - the program's own code, called by others than itself
-        return untried(in_short(error))
+        return untried(f"the loss could not be computed again: {in_short(error)}")
     finally:
         state.restore()
 
@@ -102,33 +107,34 @@ class _Sweep:
     """Repeated steps on one batch, at several rates.
 
     Args:
-        models: The models that are trained.
-        optimizers: Their optimizers.
+        optimizers: The optimizers.
         state: The state before the first step.
         compute: Computes the loss of the batch with the present weights.
     """
 
     def __init__(
         self,
-        models: Iterable[nn.Module],
-        optimizers: Iterable[Optimizer],
+        optimizers: Sequence[Optimizer],
         state: TrainingState,
         compute: Callable[[], Tensor],
     ) -> None:
-        self._models = list(models)
-        self._optimizers = list(optimizers)
+        self._optimizers = optimizers
         self._state = state
         self._compute = compute
-        self._own_rates = [[float(g["lr"]) for g in o.param_groups] for o in self._optimizers]
+        self._own_rates = [[_own_rate(g) for g in o.param_groups] for o in optimizers]
         self._courses: list[_Course] = []
         self._moves = False
+        self._has_gradient = False
 
     def run(self) -> None:
         """Take the steps at each rate, the program's own first."""
+        began = monotonic()
         for factor in FACTORS:
             self._train_at(factor)
+            if monotonic() - began > MOST_SECONDS_IN_ALL:
+                return
         further = self._further()
-        while further is not None:
+        while further is not None and monotonic() - began < MOST_SECONDS_IN_ALL:
             self._train_at(further)
             further = self._further()
 
@@ -142,10 +148,10 @@ class _Sweep:
         while len(course.losses) < MOST_STEPS[is_own]:
             course.losses.append(self._step())
             if is_own and len(course.losses) == 1:
-                parameters = (p for model in self._models for p in model.parameters())
-                self._moves = any(map(self._state.has_changed, parameters))
-            is_late = monotonic() > end and len(course.losses) >= FEWEST_STEPS
-            if is_late or not math.isfinite(course.losses[-1]):
+                held = held_by(self._optimizers)
+                self._has_gradient = any(map(has_gradient, held))
+                self._moves = any(map(self._state.has_changed, held))
+            if monotonic() > end or not math.isfinite(course.losses[-1]):
                 return
 
     def _set_rates(self, factor: float) -> None:
@@ -204,15 +210,18 @@ class _Sweep:
             came += f", to {compact(best.losses[-1])} in {steps} at {compact(rate * best.factor)}"
 
         verdict: Verdict = "look"
-        if own.fall >= LEARNED:
+        if own.losses[-1] < -FAR_BELOW * max(abs(own.losses[0]), 1.0):
+            means = "The loss falls far below zero. If it has a lower end, its sign is wrong."
+        elif own.fall >= LEARNED:
             verdict = "ok"
             means = ""
+        elif rate == 0:
+            means = "The rate is zero at the first step, and no schedule says what it will be."
+        elif not self._has_gradient:
+            means = "No parameter of the optimizer gets a gradient other than zero from this batch."
         elif not self._moves:
             verdict = "wrong"
-            means = (
-                "No parameter changes: the rate is zero, nothing has a gradient, or the optimizer "
-                "holds other tensors than the model."
-            )
+            means = "There are gradients, and no parameter changes: the steps are rounded away."
         elif best.fall >= LEARNED and best.factor > OWN:
             means = (
                 f"At {compact(rate * best.factor)} the same batch is learned. Unless a schedule "
@@ -220,17 +229,25 @@ class _Sweep:
             )
         elif best.fall >= LEARNED:
             means = f"At {compact(rate * best.factor)} the same batch is learned: the rate is too large."
+        elif len(own.losses) < ENOUGH:
+            verdict = "untried"
+            means = ""
+            came += ", which is too few to say whether it is learned"
         elif best.fall < NOTHING:
-            verdict = "wrong"
             means = (
                 f"Nor does it fall at rates from {compact(rate * ordered[0].factor)} to "
-                f"{compact(rate * ordered[-1].factor)}. A fresh model that cannot learn one batch "
-                "has a fault, not a bad rate: see whether the loss has the right sign and a slope, "
-                "and the gradient reaches all parameters."
+                f"{compact(rate * ordered[-1].factor)}. If the model is fresh, and the loss no large "
+                "constant, a model that cannot learn one batch has a fault and not a bad rate: see "
+                "whether the loss has the right sign and a slope, and what its gradient reaches."
             )
         else:
             means = "It is learned slowly at every rate that was tried."
         return Result(TRIAL, verdict, _DID, came, means, figure=figure)
+
+
+def _own_rate(group: Mapping[str, Any]) -> float:
+    """Return the rate of a group of parameters: that of its schedule, which may begin with a warm-up."""
+    return float(group.get("initial_lr", group["lr"]))
 
 
 def _wants_closure(optimizer: Optimizer) -> bool:

@@ -104,13 +104,22 @@ class TapeWriter:
 
     def __init__(self) -> None:
         self._tape: Tape | None = None
+        self._modes: dict[nn.Module, bool] = {}
         self._writing: _Writing | None = None
 
-    def pause(self) -> None:
-        """Write nothing while a model runs, which begins a tape if there is none."""
+    def pause(self, module: nn.Module) -> None:
+        """Write nothing while a model runs.
+
+        It begins a tape if there is none, or if the model had another mode there: what came before
+        was an evaluation.
+        """
         self.close()
+        if self._tape is not None and self._modes.get(module, module.training) != module.training:
+            self._tape = None
         if self._tape is None:
             self._tape = Tape()
+            self._modes = {}
+        self._modes[module] = module.training
 
     def add_model(self, module: nn.Module, given: Any, output: Any) -> None:
         """Add the call of a model, and write down what is called from now on."""

@@ -5,6 +5,7 @@ Cannot see: what other batches hold; targets of losses that are not PyTorch's ow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -37,11 +38,11 @@ def batch(step: ExaminedStep) -> Iterator[Result]:
 def _inputs(step: ExaminedStep) -> Iterator[Result]:
     for name, value in step.inputs.numbers().items():
         if value.is_floating_point():
-            yield from _numbers(name, value)
-        dim = step.batch_dims.get(name)
-        if dim is None or value.shape[dim] < _FEWEST or "mask" in name:
+            yield from _numbers(step, name, value)
+        batch = step.samples
+        if batch is None or not batch.of(value) or batch.count < _FEWEST or "mask" in name:
             continue
-        rows = value.detach().movedim(dim, 0)
+        rows = value.detach().movedim(batch.dim, 0)
         rows = rows.reshape(rows.shape[0], -1)
         if rows.shape[1] < 2 or bool((rows == rows[:, :1]).all()):
             continue  # labels, lengths, a mask that hides nothing
@@ -52,16 +53,24 @@ def _inputs(step: ExaminedStep) -> Iterator[Result]:
             yield Result(TRIAL, "look", DID, came, means)
 
 
-def _numbers(name: str, value: Tensor) -> Iterator[Result]:
+def _numbers(step: ExaminedStep, name: str, value: Tensor) -> Iterator[Result]:
     numbers = value.detach().double()
     bad = int((~numbers.isfinite()).sum())
     if bad:
+        if not bool(numbers.isnan().any()) and numbers[numbers.isfinite()].unique().numel() <= 1:
+            return  # a mask of infinities
         came = f"`{name}` has {counted(bad, 'element')} of {numbers.numel()} that are not finite"
-        means = "The data itself is the origin: mend or leave out these samples."
-        yield Result(TRIAL, "wrong", DID, came, means)
+        if step.loss is not None and not math.isfinite(step.loss.value):
+            means = "The loss is not finite either: mend or leave out these samples."
+            yield Result(TRIAL, "wrong", DID, came, means)
+            return
+        means = "The first loss is finite: the model leaves them out, or they are not in it yet."
+        yield Result(TRIAL, "look", DID, came, means)
         return
     size = float(numbers.abs().mean())
-    is_constant = numbers.numel() > 1 and bool((numbers == numbers.reshape(-1)[0]).all())
+    is_constant = bool((numbers == numbers.reshape(-1)[0]).all())
+    if numbers.numel() < 2:
+        return
     if is_constant:
         if size not in (0.0, 1.0):
             came = f"every element of `{name}` is {compact(float(numbers.reshape(-1)[0]))}"
@@ -101,7 +110,7 @@ def _targets(step: ExaminedStep) -> Iterator[Result]:
             means = "The loss is not finite either: mend or leave out these samples."
             yield Result(TRIAL, "wrong", DID, came, means, where)
             continue
-        is_adversary = step.training is not None and len(step.training.optimizers) > 1
+        is_adversary = step.training is not None and step.training.has_several
         if counts.numel() >= _FEWEST and not is_adversary and bool((counts == counts[0]).all()):
             came = f"all {counts.numel()} targets are {compact(float(counts[0]))}"
             means = (

@@ -35,32 +35,29 @@ def data_used(step: ExaminedStep) -> Iterator[Result]:
     if not before:
         yield Result(TRIAL, "untried", DID, "the model returns no tensor of real numbers")
         return
+    if differ(before, numbers_in(step.run.outputs())):
+        yield Result(TRIAL, "untried", DID, "the output differs from run to run")
+        return
 
-    unused, failed = [], []
-    for name, value in given.items():
-        if not value.any():
-            continue  # it is zero already
-        try:
-            after = step.run.outputs(_with(step.inputs, name, torch.zeros_like(value)))
-        except Exception:  # noqa: BLE001 - the model refuses such an input, so it does look at it
-            failed.append(name)
-            continue
-        if not differ(before, numbers_in(after)):
-            unused.append(name)
+    unused = [name for name, value in given.items() if _is_unused(step, before, name, value)]
+    if unused and len(unused) == len([name for name, value in given.items() if value.any()]):
+        came = f"it stays the same when {listed(list(given))} is zero"
+        zeros = [n for n, p in step.parameters.items() if p.dim() > 1 and not p.any()]
+        if zeros:
+            means = f"As long as these weights are zero, it has to: {listed(zeros, 4)}."
+            yield Result(TRIAL, "look", DID, came, means)
+            return
+        means = "The model does not look at its data: what it learns is the same for all samples."
+        yield Result(TRIAL, "wrong", DID, came, means)
+        return
 
     features = dict(_unused_features(step, before, unused))
-    if len(unused) == len(given):
-        yield Result(
-            TRIAL,
-            "wrong",
-            DID,
-            f"the output stays the same when all of {listed(list(given))} is zero",
-            "The model does not look at its data: whatever it learns is the same for all samples.",
+    if unused:
+        came = f"it stays the same when any of these is zero: {listed(unused)}"
+        means = (
+            "Nothing depends on them. A mask among them is ignored; what only training reads, such "
+            "as targets, is meant."
         )
-        return
-    for name in unused:
-        came = f"the output stays the same when `{name}` is zero"
-        means = f"Nothing depends on `{name}`. If it is a mask, it is ignored."
         yield Result(TRIAL, "look", DID, came, means)
     for name, places in features.items():
         came = f"nothing depends on {counted(len(places), 'feature')} of `{name}`: {_spans(places)}"
@@ -68,6 +65,17 @@ def data_used(step: ExaminedStep) -> Iterator[Result]:
         yield Result(TRIAL, "look", DID, came, means)
     if not unused and not features:
         yield Result(TRIAL, "ok", DID, f"it depends on {listed([*given])}")
+
+
+def _is_unused(step: ExaminedStep, before: dict[str, Tensor], name: str, value: Tensor) -> bool:
+    """Whether the output is the same when an input is zero, which it was not."""
+    if not value.any():
+        return False
+    try:
+        after = step.run.outputs(_with(step.inputs, name, torch.zeros_like(value)))
+    except Exception:  # noqa: BLE001 - the model refuses such an input, so it does look at it
+        return False
+    return not differ(before, numbers_in(after))
 
 
 def _with(inputs: ModelInputs, name: str, value: Tensor) -> ModelInputs:

@@ -4,7 +4,7 @@ A model that knows nothing gives each of C classes the probability 1/C, and its 
 log(C); with two, for which binary cross entropy stands, log(2). A fresh model whose loss is far
 above is sure of wrong answers, as its last layer's weights are too large; far below, it is not
 fresh, or it can read the answer. Predictions of numbers are compared with the best constant one,
-the mean of the targets (Karpathy, "A Recipe for SeenTraining Neural Networks", 2019).
+the mean of the targets (Karpathy, "A Recipe for Training Neural Networks", 2019).
 
 Cannot see: losses that are not PyTorch's own; a start that weights of classes move.
 """
@@ -23,8 +23,8 @@ from kedge.examination.step import ExaminedStep
 from kedge.short_text import compact, counted
 
 TRIAL = "loss-at-start"
-FAR, VERY_FAR = 1.5, 3.0
-"""Times the loss of a model that knows nothing that are something to look at, and wrong."""
+FAR = 1.5
+"""Times the loss of a model that knows nothing that are something to look at."""
 NEAR = 0.5
 """The share of that loss under which a model is not fresh."""
 FAR_FROM_MEAN = 10.0
@@ -40,11 +40,9 @@ def loss_at_start(step: ExaminedStep) -> Iterator[Result]:
         if target.counted().numel() == 0:
             continue
         own = step.loss.value
-        if len(step.loss.targets) == 1 and _is_reversed(target, own):
+        if len(step.loss.targets) == 1 and _is_reversed(target, own) and _descends(step):
             came = f"{compact(own)}, which is minus {target.loss}"
-            means = (
-                "SeenTraining makes the loss of the predictions larger. Take the minus sign away."
-            )
+            means = "Training makes the loss of the predictions larger. Take the minus sign away."
             yield Result(TRIAL, "wrong", DID, came, means, step.loss.where)
         elif target.is_weighted:
             yield Result(TRIAL, "untried", DID, "its classes or elements have weights")
@@ -73,6 +71,17 @@ def _is_reversed(target: Target, value: float) -> bool:
     return mean > 0 and math.isclose(value, -mean, rel_tol=1e-3)
 
 
+def _descends(step: ExaminedStep) -> bool:
+    """Whether the training is known to make the loss smaller: no adversaries, and nobody maximizes."""
+    if step.training is None:
+        return True
+    groups = [group for each in step.training.optimizers for group in each.param_groups]
+    maximizes = any(group.get("maximize", False) for group in groups)
+    own = set(map(id, step.parameters.values()))
+    holds = any(id(param) in own for param in step.training.held())
+    return holds and not maximizes and not step.training.has_several
+
+
 def _of_classes(target: Target, classes: int, where: str) -> Result:
     blank = math.log(classes)
     loss = _mean_loss(target)
@@ -87,8 +96,6 @@ def _of_classes(target: Target, classes: int, where: str) -> Result:
         means = "With one class the loss is zero whatever the model says."
     elif loss > FAR * blank:
         verdict = "look"
-        if loss > VERY_FAR * blank:
-            verdict = "wrong"
         means = (
             "If the model is fresh, it is sure of wrong answers: the weights of its last layer are "
             "too large, or what it is given is. The first steps only undo that."

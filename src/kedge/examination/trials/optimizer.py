@@ -5,13 +5,14 @@ Cannot see: parameters that are trained by hand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from kedge.examination.gradients import held_by
 from kedge.examination.result import Result
-from kedge.examination.step import ExaminedStep, SeenTraining, held_by
+from kedge.examination.step import ExaminedStep, SeenTraining
 from kedge.short_text import counted, listed
 from kedge.torch_internals.module_tables import parameters_in
 
@@ -29,11 +30,12 @@ def optimizer(step: ExaminedStep) -> Iterator[Result]:
         return
     yield from _at_steps(step.training)
 
-    held = {id(param): param for param in held_by(step.training.optimizers)}
+    if step.loss is None:
+        yield Result(TRIAL, "untried", DID, "no loss of this model is known")
+        return
+    held = {id(param): param for param in step.training.held()}
     names = {id(param): name for name, param in step.parameters.items()}
-    reached: Sequence[Tensor] = list(step.parameters.values())
-    if step.loss is not None:
-        reached = list(step.loss.reached.values())
+    reached = list(step.loss.reached.values())
     known = {id(p) for other in step.others for p in parameters_in(other).values()}
     trained = [
         param
@@ -42,7 +44,7 @@ def optimizer(step: ExaminedStep) -> Iterator[Result]:
     ]
     missing = [param for param in trained if id(param) not in held]
     in_reach = {id(param) for param in reached} | known | names.keys()
-    idle = [param for key, param in held.items() if key not in in_reach]
+    idle = [param for param in held_by(step.training.optimizers) if id(param) not in in_reach]
 
     given = list(step.inputs.tensors().values())
     loose = [
@@ -54,25 +56,7 @@ def optimizer(step: ExaminedStep) -> Iterator[Result]:
     ]
 
     if missing:
-        called = [names.get(id(param), f"one of {tuple(param.shape)}") for param in missing]
-        came = (
-            f"{counted(len(missing), 'parameter')} that the loss depends on are in no optimizer: "
-            f"{listed(called, 4)}"
-        )
-        means = "They get gradients and never change. "
-        if not all(id(param) in names for param in missing):
-            means += (
-                "model.parameters() does not have them all: modules in a plain list or dict are "
-                "not part of a model; nn.ModuleList and nn.ModuleDict are. "
-            )
-        if idle:
-            means += (
-                f"The optimizer holds {counted(len(idle), 'tensor')} that no model has any more: "
-                "it was made before a part of the model was replaced. Make it afterwards."
-            )
-        else:
-            means += "Hand them to the optimizer, or freeze them with requires_grad_(False)."
-        yield Result(TRIAL, "wrong", DID, came, means)
+        yield _missing(missing, names, idle)
     elif idle:
         shapes = listed([str(tuple(param.shape)) for param in idle], 4)
         came = (
@@ -90,9 +74,40 @@ def optimizer(step: ExaminedStep) -> Iterator[Result]:
         yield Result(TRIAL, "ok", DID, came)
 
 
+def _missing(missing: Sequence[Tensor], names: Mapping[int, str], idle: Sequence[Tensor]) -> Result:
+    called = [names.get(id(param), f"one of {tuple(param.shape)}") for param in missing]
+    came = (
+        f"{counted(len(missing), 'parameter')} that the loss depends on are in no optimizer: "
+        f"{listed(called, 4)}"
+    )
+    loose = [param for param in missing if id(param) not in names]
+    if idle:
+        means = (
+            "They get gradients and never change. The optimizer holds "
+            f"{counted(len(idle), 'tensor')} that no model has any more: it was made before a part "
+            "of the model was replaced. Make it afterwards."
+        )
+        return Result(TRIAL, "wrong", DID, came, means)
+    if len(loose) > 1:
+        means = (
+            f"They get gradients and never change. model.parameters() does not have {len(loose)} "
+            "of them: modules in a plain list or dict are not part of a model; nn.ModuleList and "
+            "nn.ModuleDict are."
+        )
+        return Result(TRIAL, "wrong", DID, came, means)
+    means = (
+        "They get gradients and never change. If they are to stay as they are, "
+        "requires_grad_(False) saves the time; if not, hand them to the optimizer."
+    )
+    return Result(TRIAL, "look", DID, came, means)
+
+
 def _without_step(training: SeenTraining) -> Result:
     did = "waited for an optimizer to step"
-    came = f"none did in {counted(training.passes, 'backward pass')}".replace("passs", "passes")
+    passes = 0
+    if training.gradients is not None:
+        passes = training.gradients.passes
+    came = f"none did in {passes} backward pass{'' if passes == 1 else 'es'}"
     if training.moved:
         return Result(TRIAL, "ok", did, came + "; the program changes its parameters itself")
     means = "Nothing is trained: optimizer.step() is missing, or comes after all batches."
@@ -100,14 +115,22 @@ def _without_step(training: SeenTraining) -> Result:
 
 
 def _at_steps(training: SeenTraining) -> Iterator[Result]:
-    did = "looked at the gradients as the optimizer was about to step"
-    if training.reached and training.lacking == training.reached:
-        came = f"none of {counted(training.reached, 'parameter')} had one that is not zero"
-        means = "zero_grad() stands between backward() and step(), or all gradients are zero."
-        yield Result(TRIAL, "wrong", did, came, means)
-    if training.kept:
-        did = "looked at the gradients as the second backward pass began"
-        came = "those of the step before were still there"
+    seen = training.gradients
+    if seen is None:
+        return
+    if seen.reached and seen.lacking == seen.reached:
+        did = "looked at the gradients as the optimizer was about to step"
+        came = f"none of {counted(seen.reached, 'parameter')} had one that is not zero"
+        if seen.were_there:
+            came += ", as they had at the end of the backward pass"
+            means = "They are set to zero between backward() and step(): move zero_grad()."
+            yield Result(TRIAL, "wrong", did, came, means)
+        else:
+            means = "The gradient of this batch is zero: the loss has no slope there."
+            yield Result(TRIAL, "look", did, came, means)
+    if seen.kept and not training.has_several:
+        did = "looked at the gradients as each backward pass after the first step began"
+        came = "those of before were still there"
         means = "Every step uses the sum of all gradients so far: zero_grad() is missing."
         yield Result(TRIAL, "wrong", did, came, means)
 

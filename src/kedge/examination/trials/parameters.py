@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from kedge.examination.gradients import held_by
 from kedge.examination.model_runs import Passed
 from kedge.examination.result import Result
-from kedge.examination.step import ExaminedStep, held_by
+from kedge.examination.step import ExaminedStep
 from kedge.short_text import counted, listed
 from kedge.torch_internals.autograd_nodes import behind, is_leaf
 from kedge.torch_internals.module_tables import own_parameters
@@ -39,6 +40,9 @@ def parameters(step: ExaminedStep) -> Iterator[Result]:
             "Nothing in this model is trained. If it is not meant to be frozen: requires_grad_()."
         )
         yield Result(TRIAL, "look", DID, "no parameter requires a gradient", means)
+        return
+    if len(missed) == len(trained):
+        yield _without_loss(step)
         return
     if not missed:
         yield Result(TRIAL, "ok", DID, f"it depends on all {counted(len(trained), 'parameter')}")
@@ -71,27 +75,59 @@ def parameters(step: ExaminedStep) -> Iterator[Result]:
         means = "A part of the output is not in the loss."
         yield Result(TRIAL, "look", DID, came, means, step.loss.where)
     if cut:
-        came = f"{of} {len(cut)} whose modules are called: {listed(cut, 4)}"
-        end = _end_of_graph(noted, nodes)
-        if end is None:
-            means = "Their modules run under no_grad, or on values that are taken out of the graph."
-            yield Result(TRIAL, "look", DID, came, means)
-            return
-        came += f"; the graph ends behind {end.path or step.name}"
+        yield _cut(step, noted, nodes, cut, f"{of} {len(cut)} whose modules are called")
+
+
+def _cut(
+    step: ExaminedStep,
+    noted: Sequence[Passed],
+    nodes: Collection[Node],
+    cut: list[str],
+    said: str,
+) -> Result:
+    came = f"{said}: {listed(cut, 4)}"
+    end = _end_of_graph(noted, nodes)
+    if end is None:
+        means = "Their modules run under no_grad, or on values that are taken out of the graph."
+        return Result(TRIAL, "look", DID, came, means)
+    came += f"; the graph ends behind {end.path or step.name}"
+    held: list[Tensor] = []
+    if step.training is not None:
+        held = step.training.held()
+    is_trained = any(step.parameters[name] is param for name in cut for param in held)
+    if is_trained and _goes_on_without_graph(noted, end):
         means = (
-            "What it returns is not used, or taken out of the graph: by detach(), .data, .item(), "
-            "NumPy, an integer or an argmax."
+            "What it returns is taken out of the graph: by detach(), .data, .item(), NumPy, an "
+            "integer or an argmax."
         )
-        yield Result(TRIAL, "wrong", DID, came, means, end.line)
+        return Result(TRIAL, "wrong", DID, came, means, end.line)
+    means = (
+        "What it returns is not used, or taken out of the graph, as that of a target is on purpose."
+    )
+    return Result(TRIAL, "look", DID, came, means, end.line)
+
+
+def _goes_on_without_graph(noted: Sequence[Passed], end: Passed) -> bool:
+    """Whether a module behind the end of the graph is given real numbers without a gradient."""
+    at = next(i for i, each in enumerate(noted) if each is end)
+    given = {each.value.data_ptr() for each in noted if each.path == "" and each.kind == "in"}
+    return any(
+        each.kind == "in"
+        and each.value.is_floating_point()
+        and not each.value.requires_grad
+        and each.value.data_ptr() not in given
+        for each in noted[at + 1 :]
+    )
 
 
 def _without_loss(step: ExaminedStep) -> Result:
-    held: set[int] = set()
+    is_known = step.loss is not None
     if step.training is not None:
         held = {id(param) for param in held_by(step.training.optimizers)}
-    if not any(id(param) in held for param in step.parameters.values()):
+        is_known = is_known or any(id(param) in held for param in step.parameters.values())
+    if not is_known:
         return Result(TRIAL, "untried", DID, "no loss is known")
-    came = "no loss depends on any parameter of this model, which an optimizer holds"
+    came = "the loss depends on no parameter of this model"
     means = "What it returns is taken out of the graph on its way to the loss, as by detach()."
     return Result(TRIAL, "wrong", DID, came, means)
 
@@ -113,10 +149,11 @@ def _frozen(step: ExaminedStep) -> Iterator[Result]:
         came = f"{counted(len(step.changed_frozen), 'frozen parameter')} changed: "
         came += listed(list(step.changed_frozen), 4)
         means = (
-            "requires_grad=False stops gradients, not what is done without them: weight decay of a "
-            "gradient that is left from before, an average, or code that writes to the weights."
+            "An average of other weights is meant to. Otherwise: requires_grad=False stops "
+            "gradients, and not weight decay of a gradient that is left from before, or code that "
+            "writes to the weights."
         )
-        yield Result(TRIAL, "wrong", did, came, means)
+        yield Result(TRIAL, "look", did, came, means)
     moving = [
         name
         for name, module in step.model.named_modules()

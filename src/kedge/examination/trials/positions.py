@@ -59,7 +59,11 @@ def positions(step: ExaminedStep) -> Iterator[Result]:
 def _of_sequence(
     step: ExaminedStep, before: dict[str, Tensor], found: Sequence
 ) -> Iterator[Result]:
-    tried = range(min(found.length, MOST))
+    asked = next(filter(None, (_asked(target, found.given) for target in step.targets())), None)
+    tried = list(range(found.length))
+    if asked is not None:
+        tried = asked.positions
+    tried = tried[:MOST]
     rows = []
     for position in tried:
         inputs = step.inputs.with_tensors({found.name: _changed_at(found.given, position)})
@@ -69,14 +73,15 @@ def _of_sequence(
             return
         hit = changed(before[found.output], after)
         rest = [each for each in range(hit.dim()) if each != 1]
-        rows.append(tuple(hit.any(dim=rest).tolist()[: len(tried)]))
+        places: list[bool] = hit.any(dim=rest)[tried].tolist()
+        rows.append(tuple(places))
 
     grid = Grid("positions", tuple(rows))
     if any(map(any, rows)):
-        yield _judged(step, found, grid)
+        yield _judged(step, found, grid, asked)
 
 
-def _judged(step: ExaminedStep, found: Sequence, grid: Grid) -> Result:
+def _judged(step: ExaminedStep, found: Sequence, grid: Grid, asked: _Asked | None) -> Result:
     size = len(grid.rows)
     later = sum(any(grid.rows[i][j] for i in range(j + 1, size)) for j in range(size))
     earlier = sum(any(grid.rows[i][j] for i in range(j)) for j in range(size))
@@ -85,29 +90,27 @@ def _judged(step: ExaminedStep, found: Sequence, grid: Grid) -> Result:
         f"of {counted(size, 'output')}, {own} depend on their own position of `{found.name}`, "
         f"{earlier} on earlier and {later} on later ones"
     )
-    where = ""
-    if step.loss is not None:
-        where = step.loss.where
-    for target in step.targets():
-        shift = _shift_of(target, found.given)
-        if shift is None:
-            continue
-        offset, share = shift
-        if offset == 1 and later:
-            means = (
-                f"The target of a position is the next input ({percent(share)} of them are), and "
-                "the output there depends on it: it can read its answer. The causal mask is "
-                "missing, or the wrong way round; is_causal=True, or a mask whose upper triangle "
-                "is hidden, is what is wanted."
-            )
-            return Result(TRIAL, "wrong", DID, came, means, where, figure=grid)
-        if offset == 0 and own:
-            means = (
-                f"The targets are the inputs of the same positions ({percent(share)} of them "
-                "are): the output only has to copy. A language model predicts the next one: "
-                "inputs[:, :-1] and targets[:, 1:]."
-            )
-            return Result(TRIAL, "wrong", DID, came, means, where, figure=grid)
+    if asked is None or step.loss is None:
+        return Result(TRIAL, "ok", DID, came, figure=grid)
+    where = step.loss.where
+    if asked.offset == 1 and later:
+        means = (
+            f"The target of a position is the next input ({percent(asked.share)} of them are), and "
+            "the output there depends on it: it can read its answer. The causal mask is missing, "
+            "or the wrong way round; is_causal=True, or a mask whose upper triangle is hidden, is "
+            "what is wanted."
+        )
+        return Result(TRIAL, "wrong", DID, came, means, where, figure=grid)
+    if asked.offset == 0 and own:
+        means = (
+            f"The targets are the inputs of the same positions ({percent(asked.share)} of them "
+            "are): the output only has to copy. "
+        )
+        if later:
+            means += "In an autoencoder, this is meant."
+            return Result(TRIAL, "look", DID, came, means, where, figure=grid)
+        means += "A language model predicts the next one: inputs[:, :-1] and targets[:, 1:]."
+        return Result(TRIAL, "wrong", DID, came, means, where, figure=grid)
     return Result(TRIAL, "ok", DID, came, figure=grid)
 
 
@@ -138,29 +141,41 @@ def _changed_at(value: Tensor, position: int) -> Tensor:
     return new
 
 
-def _shift_of(target: Target, given: Tensor) -> tuple[int, float] | None:
-    """Return by how many positions the targets are ahead of the inputs, 0 or 1, with the share that agrees.
+@dataclass(frozen=True)
+class _Asked:
+    """What the targets ask for at the positions of a sequence.
 
-    None if they are neither.
+    Attributes:
+        offset: By how many positions the targets are ahead of the inputs, 0 or 1.
+        share: The share of targets that are that input.
+        positions: The positions with a target that counts.
     """
+
+    offset: int
+    share: float
+    positions: list[int]
+
+
+def _asked(target: Target, given: Tensor) -> _Asked | None:
+    """Return what targets ask for if they are inputs themselves; None if they are not."""
     if given.is_floating_point() or not target.has_classes:
         return None
     count, length = given.shape
-    asked = target.target
-    if asked.numel() == count * length:
-        asked = asked.reshape(count, length)
-        pairs = {0: (asked, given), 1: (asked[:, :-1], given[:, 1:])}
-    elif asked.numel() == count * (length - 1):
-        pairs = {1: (asked.reshape(count, length - 1), given[:, 1:])}
+    wanted = target.target
+    if wanted.numel() == count * length:
+        wanted = wanted.reshape(count, length)
+        pairs = {0: (wanted, given), 1: (wanted[:, :-1], given[:, 1:])}
+    elif wanted.numel() == count * (length - 1):
+        pairs = {1: (wanted.reshape(count, length - 1), given[:, 1:])}
     else:
         return None
-    for offset, (wanted, there) in pairs.items():
-        counts = torch.ones_like(wanted, dtype=torch.bool)
+    for offset, (asked, there) in pairs.items():
+        counts = torch.ones_like(asked, dtype=torch.bool)
         if target.ignored is not None:
-            counts = wanted != target.ignored
-        if not counts.any() or wanted[counts].unique().numel() < 2:
+            counts = asked != target.ignored
+        if not counts.any() or asked[counts].unique().numel() < 2:
             continue
-        share = float((wanted == there)[counts].double().mean())
+        share = float((asked == there)[counts].double().mean())
         if share >= SAME:
-            return offset, share
+            return _Asked(offset, share, counts.any(dim=0).nonzero().flatten().tolist())
     return None

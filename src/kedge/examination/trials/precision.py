@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from kedge.examination.differences import changed
 from kedge.examination.model_runs import ModelRuns, Passed
 from kedge.examination.result import Result, Verdict, in_short
 from kedge.examination.step import ExaminedStep
@@ -48,6 +49,9 @@ def precision(step: ExaminedStep) -> Iterator[Result]:
         return
 
     own = step.run.passed()
+    if any(_differs(*pair) for pair in zip(own, step.run.passed(), strict=False)):
+        yield Result(TRIAL, "untried", did, "the output differs from run to run")
+        return
     errors = [(each, _error(each.value, wide.get(each.key))) for each in own]
     known = [(each, error) for each, error in errors if error is not None]
     if not known:
@@ -74,7 +78,9 @@ def _halves(
 ) -> Iterator[Result]:
     """Yield what autocast to each type of 16 bits would give."""
     did = "ran it under autocast to 16 bits"
-    device = next(iter(step.inputs.numbers().values())).device.type
+    if not own:
+        return
+    device = own[0].value.device.type
     parts = []
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
@@ -97,6 +103,10 @@ def _halves(
         means = "float16 would overflow; bfloat16 has the range of float32."
     if parts:
         yield Result(TRIAL, verdict, did, "; ".join(parts), means)
+
+
+def _differs(one: Passed, other: Passed) -> bool:
+    return bool(changed(one.value, other.value).any())
 
 
 def _by_key(noted: list[Passed]) -> dict[tuple[str, str, str], Tensor]:

@@ -220,8 +220,10 @@ class _Sweep:
         elif not self._has_gradient:
             means = "No parameter of the optimizer gets a gradient other than zero from this batch."
         elif not self._moves:
-            verdict = "wrong"
-            means = "There are gradients, and no parameter changes: the steps are rounded away."
+            means = (
+                "There are gradients, and no parameter changes: the steps are rounded away, or "
+                "the model fits this batch as well as it can."
+            )
         elif best.fall >= LEARNED and best.factor > OWN:
             means = (
                 f"At {compact(rate * best.factor)} the same batch is learned. Unless a schedule "

@@ -14,7 +14,7 @@ from kedge.cli.run import add_program, program_of
 from kedge.errors import ScriptError
 from kedge.examination.result import NAMES
 from kedge.program.after_import import AfterImport
-from kedge.program.ending import Ending
+from kedge.program.ending import Ending, text_of
 from kedge.program.program import Program
 from kedge.stderr import lasting_messenger
 from kedge.watch.run.ranks import LaunchedRank
@@ -139,20 +139,24 @@ def _document(examination: Examination) -> dict[str, Any]:
 
 def _examine(program: Program, skip: tuple[str, ...], phase: int, report: Report) -> int | Ending:
     found: list[Capture] = []
+    tell = lasting_messenger()
 
     def done(examination: Examination) -> NoReturn:
         status = report.print(examination)
         # Without the program's own end, which would save what the trials have left.
         os._exit(status)
 
+    def failed(error: Exception) -> NoReturn:
+        tell(f"this program could not be examined: {text_of(error)}")
+        os._exit(CANNOT)
+
     def begin() -> None:
         from kedge.examination.capture import Capture
 
-        capture = Capture(skip, phase, _silence, done)
+        capture = Capture(skip, phase, _silence, failed, done)
         capture.begin()
         found.append(capture)
 
-    tell = lasting_messenger()
     AfterImport("torch", begin).install()
     with redirect_stdout(sys.stderr):
         ending = program.run()

@@ -73,6 +73,7 @@ class Capture:
         skip: Names of trials to leave out.
         phase: The number, from 1, of the optimizer with whose steps the examined training begins.
         taken: Called when the program is taken over, before the trials.
+        failed: Called with an error of the examination itself; it does not return.
         done: Called with the examination when all is done; it does not return.
     """
 
@@ -81,12 +82,14 @@ class Capture:
         skip: Collection[str],
         phase: int,
         taken: Callable[[], None],
+        failed: Callable[[Exception], None],
         done: Callable[[Examination], None],
     ) -> None:
         self._skip = skip
         self._phase = phase
         self._met: list[Optimizer] = []
         self._taken = taken
+        self._failed = failed
         self._done = done
         self._over = False
         self._calls: dict[int, _Call] = {}
@@ -101,9 +104,11 @@ class Capture:
 
     def begin(self) -> None:
         """Follow the program; PyTorch has just been imported."""
-        register_module_forward_pre_hook(self._module_called)
-        register_module_forward_hook(self._module_returned)
-        register_optimizer_step_pre_hook(self._about_to_step)
+        guarded = self._guarded
+        register_module_forward_pre_hook(guarded(self._module_called))
+        register_module_forward_hook(guarded(self._module_returned))
+        register_optimizer_step_pre_hook(guarded(self._about_to_step))
+        about_to_differentiate = guarded(self._about_to_differentiate)
         self._files.install()
 
         plain_backward: Any = torch.autograd.backward
@@ -113,7 +118,7 @@ class Capture:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._over:
                 self._gradients.note_begin(self._stepped)
-                self._about_to_differentiate(tensors, sys._getframe())  # noqa: SLF001
+                about_to_differentiate(tensors, sys._getframe())  # noqa: SLF001
             result = plain_backward(tensors, *args, **kwargs)
             self._gradients.note_end(self._losses)
             return result
@@ -125,7 +130,7 @@ class Capture:
             wanted = tuple(wanted)
             is_of_training = any(isinstance(each, nn.Parameter) for each in wanted)
             if is_of_training and not self._over:
-                self._about_to_differentiate(outputs, sys._getframe())  # noqa: SLF001
+                about_to_differentiate(outputs, sys._getframe())  # noqa: SLF001
             return plain_grad(outputs, wanted, *args, **kwargs)
 
         def iterate(loader: Any) -> Any:
@@ -150,6 +155,17 @@ class Capture:
         return self._examination()
 
     # -- what the program does ------------------------------------------------------------
+
+    def _guarded(self, notice: Callable[..., None]) -> Callable[..., None]:
+        """Return a function that ends the examination if it fails itself, and not with an error of the program."""
+
+        def notice_safely(*args: Any) -> None:
+            try:
+                notice(*args)
+            except Exception as error:  # noqa: BLE001 - told, and the process ends
+                self._failed(error)
+
+        return notice_safely
 
     def _module_called(self, module: nn.Module, _: Any) -> None:
         if not self._is_root_call(module):

@@ -168,6 +168,11 @@ WRONG = [
     ),
     ("kedge.extract(model, 'relu', dtype='float16')", "dtype='float16': give a torch.dtype"),
     ("kedge.extract(model, 'relu', rename='x')", "rename='x': give a dict"),
+    (
+        "kedge.examine(Net, images)",
+        "not the class Net; create the model first, as in model = Net(...)",
+    ),
+    ("kedge.examine(model, images, optimizer='sgd')", "a torch.optim.Optimizer, or a list of them"),
     ("kedge.audit(Net)", "not the class Net; create the model first, as in model = Net(...)"),
     ("kedge.audit(images, 'x')", "audit(names='x'): names is a model, or a dict of tensors"),
     (

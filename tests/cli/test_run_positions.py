@@ -18,6 +18,7 @@ from kedge.report.positions import last_positions
 from kedge.store.events import EndEvent, PositionEvent
 from kedge.store.recording import Recording
 from tests.cli.serving import Server
+from tests.marks import measured
 
 pytestmark = pytest.mark.timing
 
@@ -216,6 +217,7 @@ print(threading.active_count())
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
     reason="this torch has no gloo",
 )
+@measured
 def test_ranks_that_wait_for_each_other_are_told_apart(tmp_path: Path) -> None:
     """One is stuck in a module and another waits for it in a collective: both are named, and the line."""
     (tmp_path / "moe.py").write_text(dedent(EXPERTS))

@@ -20,10 +20,11 @@ from kedge.rules.registry import check
 from kedge.store.events import EndEvent
 from kedge.store.recording import Recording
 from tests import forked
-from tests.marks import full
+from tests.marks import full, measured
 
 pytestmark = [
     pytest.mark.timing,
+    measured,
     pytest.mark.skipif(
         not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
         reason="this torch has no gloo",
@@ -100,7 +101,7 @@ class Launcher:
             **variables,
         }
         return forked.run(
-            [sys.executable, *words], cwd=self.folder, env=environment, timeout=240, forks=True
+            [sys.executable, *words], cwd=self.folder, env=environment, timeout=120, forks=True
         )
 
     @property

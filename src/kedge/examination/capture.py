@@ -104,11 +104,11 @@ class Capture:
 
     def begin(self) -> None:
         """Follow the program; PyTorch has just been imported."""
-        guarded = self._guarded
-        register_module_forward_pre_hook(guarded(self._module_called))
-        register_module_forward_hook(guarded(self._module_returned))
-        register_optimizer_step_pre_hook(guarded(self._about_to_step))
-        about_to_differentiate = guarded(self._about_to_differentiate)
+        reporting = self._reporting
+        register_module_forward_pre_hook(reporting(self._module_called))
+        register_module_forward_hook(reporting(self._module_returned))
+        register_optimizer_step_pre_hook(reporting(self._about_to_step))
+        about_to_differentiate = reporting(self._about_to_differentiate)
         self._files.install()
 
         plain_backward: Any = torch.autograd.backward
@@ -156,7 +156,7 @@ class Capture:
 
     # -- what the program does ------------------------------------------------------------
 
-    def _guarded(self, notice: Callable[..., None]) -> Callable[..., None]:
+    def _reporting(self, notice: Callable[..., None]) -> Callable[..., None]:
         """Return a function that ends the examination if it fails itself, and not with an error of the program."""
 
         def notice_safely(*args: Any) -> None:

@@ -124,7 +124,9 @@ class Report:
             from kedge.examination.picture import draw
 
             draw(examination, self._picture)
-        return WRONG if examination.verdict == "wrong" else 0
+        if examination.verdict == "wrong":
+            return WRONG
+        return 0
 
 
 def _document(examination: Examination) -> dict[str, Any]:
@@ -161,14 +163,16 @@ def _examine(program: Program, skip: tuple[str, ...], phase: int, report: Report
     with redirect_stdout(sys.stderr):
         ending = program.run()
     make_writable()
-    examination = found[0].conclude(failed=ending.error is not None) if found else None
-    if examination is not None:
-        return report.print(examination)
-    why = "the program ended before a backward pass"
-    if not found:
-        why = "the program did not import torch"
+    why = "the program did not import torch"
+    if found:
+        examination = found[0].conclude(failed=ending.error is not None)
+        if examination is not None:
+            return report.print(examination)
+        why = "the program ended before a backward pass"
     tell(f"nothing was examined: {why}")
-    return ending if ending.status else CANNOT
+    if ending.status:
+        return ending
+    return CANNOT
 
 
 def _silence() -> None:

@@ -22,7 +22,7 @@ from kedge.examination.step import ExaminedStep, SeenTraining
 from kedge.examination.sweep import TRIAL as ONE_BATCH
 from kedge.examination.sweep import one_batch
 from kedge.hooks.roots import unwrapped
-from kedge.recipes.model_run import preserved_state
+from kedge.recipes.model_run import arguments, preserved_state
 
 
 @called_as("kedge.examine(model, inputs, loss=loss, optimizer=optimizer)")
@@ -79,7 +79,7 @@ def examine(
         raise WrongCall(f"examine(skip={unknown[0]!r}): the trials are {', '.join(TRIALS)}")
 
     inner = unwrapped(model)
-    args, kwargs = _arguments(inputs)
+    args, kwargs = arguments(inputs)
     step = ExaminedStep(
         type(inner).__name__,
         inner,
@@ -97,14 +97,6 @@ def examine(
     finally:
         numbers.restore()
     return Examination((step.name,), tuple(results))
-
-
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, dict):
-        return (), inputs
-    if isinstance(inputs, tuple | list):
-        return tuple(inputs), {}
-    return (inputs,), {}
 
 
 def _training(given: Any) -> SeenTraining | None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from kedge.examination.loss_facts import LossFacts
+from kedge.watch.models.optimizers import params_of
 
 MOST_PASSES = 1000
 """Backward passes after which an optimizer is not waited for any longer."""
@@ -70,12 +71,7 @@ class Gradients:
 
 def held_by(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     """Return the parameters of optimizers."""
-    return [
-        param
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for param in group["params"]
-    ]
+    return [param for optimizer in optimizers for param in params_of(optimizer)]
 
 
 def has_gradient(param: Tensor) -> bool:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
-import sys
-from typing import Any
-
 from kedge.torch_internals.accelerators import generator_states, set_generator_states
+from kedge.torch_internals.random_state import RandomState
 
 
 class RandomNumbers:
@@ -14,15 +11,9 @@ class RandomNumbers:
 
     def __init__(self) -> None:
         self._torch = generator_states()
-        self._python = random.getstate()
-        self._numpy: Any = None
-        numpy = sys.modules.get("numpy.random")
-        if numpy is not None:
-            self._numpy = numpy.get_state()
+        self._beside = RandomState()
 
     def restore(self) -> None:
         """Let all of them go on from there."""
         set_generator_states(self._torch)
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy.random"].set_state(self._numpy)
+        self._beside.restore(RandomState())

@@ -84,6 +84,13 @@ class ExaminedStep:
         if self.loss is not None:
             yield from self.loss.targets
 
+    @property
+    def where(self) -> str:
+        """The line that called backward; "" if none is known."""
+        if self.loss is None:
+            return ""
+        return self.loss.where
+
     @cached_property
     def samples(self) -> SampleDimension | None:
         """The dimension of the inputs that counts the samples; None if no input has one."""

@@ -22,7 +22,6 @@ class WrittenFiles:
 
     def __init__(self) -> None:
         self._paths: dict[str, None] = {}
-        self._on = True
         self._plain: Any = torch.save
         self.saves = True
 
@@ -30,11 +29,6 @@ class WrittenFiles:
         """Note files from now on; a hook for audit events stays until the process ends."""
         sys.addaudithook(self._heard)
         torch.save = self._save
-
-    def remove(self) -> None:
-        """Note no further files."""
-        self._on = False
-        torch.save = self._plain
 
     def named(self) -> list[str]:
         """Return the files that are still there, relative to the current folder if they are inside."""
@@ -49,7 +43,7 @@ class WrittenFiles:
         return self._plain(obj, f, *args, **kwargs)
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
-        if event != "open" or not self._on:
+        if event != "open":
             return
         path, mode, flags = args
         is_written = bool({*"wax+"}.intersection(mode or "")) or bool(flags & _WRITING)

@@ -21,15 +21,21 @@ _CALL = re.compile(r"(?<!\\)#\d+")
 
 
 def run(model: nn.Module, given: Any) -> Any:
-    """Return a model's output for one input.
+    """Return a model's output for one input; see `arguments`."""
+    args, kwargs = arguments(given)
+    return model(*args, **kwargs)
 
-    A tuple or list holds its arguments, a dict its keyword arguments; else it is one argument.
+
+def arguments(given: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Return the arguments of a model's call by position, and by name.
+
+    A tuple or list holds those by position, a dict those by name; else it is one argument.
     """
     if isinstance(given, Mapping):
-        return model(**given)
+        return (), given
     if isinstance(given, (tuple, list)):
-        return model(*given)
-    return model(given)
+        return tuple(given), {}
+    return (given,), {}
 
 
 @contextmanager

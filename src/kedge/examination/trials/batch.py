@@ -68,9 +68,9 @@ def _numbers(step: ExaminedStep, name: str, value: Tensor) -> Iterator[Result]:
         yield Result(TRIAL, "look", DID, came, means)
         return
     size = float(numbers.abs().mean())
-    is_constant = bool((numbers == numbers.reshape(-1)[0]).all())
     if numbers.numel() < 2:
         return
+    is_constant = bool((numbers == numbers.reshape(-1)[0]).all())
     if is_constant:
         if size not in (0.0, 1.0):
             came = f"every element of `{name}` is {compact(float(numbers.reshape(-1)[0]))}"
@@ -99,7 +99,7 @@ def _targets(step: ExaminedStep) -> Iterator[Result]:
         yield Result(TRIAL, "wrong", DID, came, means, step.loss.where)
     for target in step.targets():
         counts = target.counted()
-        where = step.loss.where if step.loss is not None else ""
+        where = step.where
         if counts.numel() == 0:
             came = f"all {target.target.numel()} targets are the ignored class {target.ignored}"
             means = "There is nothing to learn from this batch."

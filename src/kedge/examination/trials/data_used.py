@@ -1,6 +1,6 @@
 """Whether the output depends on what the model is given: on all of it, on each input, on each feature.
 
-ModelInputs are set to zero, all of them and one by one, and the output is compared, in evaluation mode.
+Inputs are set to zero, all of them and one by one, and the output is compared, in evaluation mode.
 Features of floating-point inputs (places of the last dimension, channels of images) without a
 gradient in any sample are changed too: without effect, nothing depends on them.
 

@@ -32,9 +32,7 @@ _BEFORE_LOGITS = {
 
 def logits(step: ExaminedStep) -> Iterator[Result]:
     """Yield whether the values do not go with the loss."""
-    where = ""
-    if step.loss is not None:
-        where = step.loss.where
+    where = step.where
     for target in step.targets():
         if target.logits_from is not None:
             means = _BEFORE_LOGITS.get(target.logits_from, "")

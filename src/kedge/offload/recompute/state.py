@@ -22,12 +22,10 @@ a call without a copy of it, is an error if that call has to be run again.
 from __future__ import annotations
 
 import operator
-import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +35,7 @@ from kedge.offload.held.raw_bytes import plain
 from kedge.offload.recompute import past
 from kedge.torch_internals.hook_tables import after_forward, before_forward
 from kedge.torch_internals.module_tables import modules_in, own_buffers, own_parameters, put_back
+from kedge.torch_internals.random_state import RandomState
 from kedge.torch_internals.tensors import version_of
 
 _OF_MODULE = frozenset(vars(nn.Module()))
@@ -236,24 +235,6 @@ class FixedTensor:
         """Take the present content as the right one: the call itself has changed it."""
         self._version = version_of(self.tensor)
         self._address = _address(self.tensor)
-
-
-class RandomState:
-    """The states of Python's and NumPy's generators; PyTorch's checkpoint has those of PyTorch."""
-
-    __slots__ = ("_numpy", "_python")
-
-    def __init__(self) -> None:
-        self._python = random.getstate()
-        self._numpy: Any = np.random.get_state()  # noqa: NPY002 - models draw from it, not Kedge
-
-    def restore(self, now: RandomState) -> None:
-        """Set them back, given the present ones: only if they differ, as that takes long."""
-        if now._python != self._python:
-            random.setstate(self._python)
-        (_, one, *rest), (_, other, *others) = now._numpy, self._numpy
-        if rest != others or one.tobytes() != other.tobytes():
-            np.random.set_state(self._numpy)  # noqa: NPY002
 
 
 class OwnState:

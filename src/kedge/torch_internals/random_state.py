@@ -1,0 +1,26 @@
+"""The random numbers that models draw beside those of PyTorch."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+
+class RandomState:
+    """The states of Python's and NumPy's generators; those of PyTorch are in `kedge.torch_internals.accelerators`."""
+
+    __slots__ = ("_numpy", "_python")
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        self._numpy: Any = np.random.get_state()  # noqa: NPY002 - models draw from it, not Kedge
+
+    def restore(self, now: RandomState) -> None:
+        """Set them back, given the present ones: only if they differ, as that takes long."""
+        if now._python != self._python:
+            random.setstate(self._python)
+        (_, one, *rest), (_, other, *others) = now._numpy, self._numpy
+        if rest != others or one.tobytes() != other.tobytes():
+            np.random.set_state(self._numpy)  # noqa: NPY002

@@ -111,6 +111,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in waiting)
 
 
+@pytest.fixture
+def without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run no step again in a copy of the process, as on a device: what the rows and the graph show is all."""
+    monkeypatch.setattr("kedge.watch.records.steps_again.can_examine", lambda *_: False)
+
+
 def pytest_collection_finish() -> None:
     """Freeze what was imported: otherwise each garbage collection takes half a second."""
     gc.collect()

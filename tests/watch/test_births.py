@@ -32,6 +32,8 @@ from tests.watch.watched import (
     watched,
 )
 
+pytestmark = pytest.mark.usefixtures("without_copies")
+
 
 class Log(nn.Module):
     def forward(self, x: Tensor) -> Tensor:

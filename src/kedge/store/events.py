@@ -696,6 +696,7 @@ class ProducerEvent(RunEvent):
             ``unseen`` (in the forward, of which no value was read), or ``input`` if the value came
             in with the batch.
         certain: Whether it was seen, and not only inferred.
+        again: Whether it was seen when the lines of the step ran again in a copy of the process.
         among: The last of several operations that may have made it, in the order of the forward.
         of: How many they are.
     """
@@ -713,6 +714,7 @@ class ProducerEvent(RunEvent):
     text: str | None = None
     detail: str | None = None
     certain: bool = True
+    again: bool = left_out(False)
     among: tuple[PossibleProducer, ...] = left_out(())
     of: Count = left_out(0)
 

@@ -81,8 +81,14 @@ def saved(node: Any, name: str) -> Any:
 
 
 def number_in(node: Any, name: str) -> Any:
-    """Return a number that a node saved; None if it saves nothing under this name."""
-    return getattr(node, _UNPACKED + name, None)
+    """Return a number that a node saved; None if it saves nothing under this name.
+
+    A node of the same name may save a tensor in its place, which a backward pass has freed.
+    """
+    try:
+        return getattr(node, _UNPACKED + name, None)
+    except RuntimeError:
+        return None
 
 
 def shape_of_output(node: Node, number: int = 0) -> tuple[int, ...] | None:

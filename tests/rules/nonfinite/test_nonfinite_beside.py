@@ -15,6 +15,8 @@ from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
 from tests.rules.scenes import made_at
 
+pytestmark = pytest.mark.usefixtures("without_copies")
+
 Values = Callable[[Tensor], Tensor]
 
 

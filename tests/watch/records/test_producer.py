@@ -20,6 +20,15 @@ BAD = 5
 """The step in which it happens, between two measured ones."""
 
 
+def of_the_graph(log: Any) -> list[dict[str, Any]]:
+    """Return what the graph of the loss has shown, without what a step that ran again did."""
+    return [
+        dict(event)
+        for event in log.events
+        if event["kind"] == "producer" and not event.get("again")
+    ]
+
+
 def producers(loss_of: Callable[[Tensor, bool], Tensor]) -> list[dict[str, Any]]:
     """Train a layer with a loss that becomes non-finite at the given steps, and return the producers that were found."""
     model = nn.Linear(4, 3)
@@ -34,7 +43,7 @@ def producers(loss_of: Callable[[Tensor, bool], Tensor]) -> list[dict[str, Any]]
                 return
 
     log = watch(program, every=100)
-    return [dict(event) for event in log.events if event["kind"] == "producer"]
+    return of_the_graph(log)
 
 
 def log_of_zero(y: Tensor, bad: bool) -> Tensor:
@@ -107,7 +116,7 @@ def test_the_elements_outside_the_domain_are_counted(
             optimizer.step()
 
     log = watch(program, every=100)
-    assert [event["detail"] for event in log.events if event["kind"] == "producer"] == [detail]
+    assert [event["detail"] for event in of_the_graph(log)] == [detail]
 
 
 def test_the_file_is_relative_to_the_folder_that_the_program_runs_in(
@@ -153,7 +162,7 @@ def test_no_operation_behind_a_finite_output_is_suspected() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    (found,) = [event for event in watch(program, every=100).events if event["kind"] == "producer"]
+    (found,) = of_the_graph(watch(program, every=100))
     assert (found["text"], found["certain"]) == ("spread = y.exp().mean()", False)
     among = [(entry["operation"], entry["line"] - found["line"]) for entry in found["among"]]
     assert among == [("exp", 0), ("sqrt", 1), ("div", 1)]
@@ -173,9 +182,7 @@ def test_parameters_that_are_not_finite_already_have_no_producer() -> None:
                 with torch.no_grad():
                     model.weight[0, 0] = float("nan")
 
-    assert [
-        event for event in watch(program, every=100).events if event["kind"] == "producer"
-    ] == []
+    assert of_the_graph(watch(program, every=100)) == []
 
 
 def test_a_finite_training_has_no_producer_and_leaves_autograd_as_it_was() -> None:
@@ -222,7 +229,7 @@ def test_of_the_operations_that_can_have_spoiled_a_gradient_those_that_explain_a
             x.mean().backward()
             optimizer.step()
 
-    (found,) = (event for event in watch(program, every=100).events if event["kind"] == "producer")
+    (found,) = of_the_graph(watch(program, every=100))
     assert found["operation"] == ("sqrt", "pow", "acos")[at]
     assert f"kept[{at}]" in found["text"]
 
@@ -239,7 +246,7 @@ def test_a_square_after_a_root_is_not_suspected_of_an_infinite_slope() -> None:
             (distance - 1).pow(2).mean().backward()
             optimizer.step()
 
-    (found,) = (event for event in watch(program, every=100).events if event["kind"] == "producer")
+    (found,) = of_the_graph(watch(program, every=100))
     assert found["operation"] == "sqrt"
     assert "pow" not in found["detail"]
 

@@ -21,6 +21,8 @@ from kedge.watch.steps.costs import Costs
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import Memory, net
 
+pytestmark = pytest.mark.usefixtures("without_copies")
+
 MEASURED, BAD, STEPS = 3, 10, 20
 
 

@@ -298,7 +298,7 @@ def domain_remedy(
     condition, remedy = _OUTSIDE.get(kind, ("", ""))
     if not remedy:
         return ""
-    if in_gradients:
+    if in_gradients and kind != "softmax":
         remedy += _NOT_ITS_OUTPUT
     if condition and not is_certain:
         return f"If {condition.format(name=name)}, {remedy}"

@@ -321,7 +321,8 @@ def with_producer(
     if not written:
         return found
 
-    producer = Producer(min(written, key=lambda event: event.step))
+    # In one step, what was seen when its lines ran again counts before what its graph shows.
+    producer = Producer(min(written, key=lambda event: (event.step, not event.again)))
     lasting = [birth for birth in found if not birth.recovered]
     earlier = [birth for birth in lasting if birth.step < producer.step]
     if any(birth.names_operation or birth.severity == "error" for birth in earlier):
@@ -337,7 +338,10 @@ def with_producer(
     shown = None
     if near:
         shown = found[near[0]]
-    _put(found, near, _of_producer(recording, bad_steps, producer, shown))
+    birth = _of_producer(recording, bad_steps, producer, shown)
+    if producer.event.again and producer.shows_in_gradients and birth.recovered and not shown:
+        return found  # such as a scaler keeps from the optimizer: the rows show no fault
+    _put(found, near, birth)
     return found
 
 
@@ -366,6 +370,10 @@ def _of_producer(
     for bad_step in bad_steps.steps:
         if bad_step.step == producer.step:
             recovered = bad_steps.recovered(recording, bad_step)
+    severity = _severity(recovered)
+    is_same_step = shown is not None and shown.step == producer.step
+    if shown is not None and is_same_step and shown.place == producer.place == "backward":
+        severity = shown.severity  # whether the optimizer ever got them
     sure = 0.7
     if producer.certainty == "seen":
         sure = 0.95
@@ -374,7 +382,7 @@ def _of_producer(
         certainty=producer.certainty,
         site=site,
         step=producer.step,
-        severity=_severity(recovered),
+        severity=severity,
         recovered=recovered,
         sure=sure,
         operation=producer,

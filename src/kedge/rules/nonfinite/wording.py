@@ -829,6 +829,8 @@ class _ProducerWords:
         step = self.producer.step
         if self.producer.is_unseen:
             made = f".{self._before()} {self._able()}"
+        elif self.producer.event.again:
+            made = f". The lines of the step ran again in a copy of the process: {self._made()}"
         else:
             made = f": {self._made()}"
         return f"{subject} not finite at step {step}{made}.{_went_on(self.birth)}"
@@ -838,7 +840,9 @@ class _ProducerWords:
         shown = "Of the operations in the graph of the loss,"
         if self.producer.is_unseen:
             return f"{self._before()} {self._able()}."
-        if self.producer.certainty == "seen":
+        if self.producer.event.again:
+            shown = "The lines of the step ran again in a copy of the process:"
+        elif self.producer.certainty == "seen":
             shown = "The graph of the loss shows it:"
         return f" {shown} {self._made()}."
 
@@ -938,6 +942,8 @@ class _ProducerWords:
     def remedy_after(self, remedy: str) -> str:
         """Return the remedy, or that of the rows: if they name the module, and the operation is only probable."""
         birth, producer = self.birth, self.producer
+        if producer.event.again and self._advice().multiplies and not is_for_any(remedy):
+            return remedy  # why its numbers had grown
         is_module = birth.names_call and birth.certainty == "seen" and birth.place == "forward"
         if birth.sighting and is_module and producer.certainty == "inferred":
             in_gradients = producer.shows_in_gradients
@@ -967,15 +973,22 @@ class _ProducerWords:
             return f"Print the inputs of {producer.name} in step {producer.step}. {known}"
         if backward:
             return _BACKWARD.format(name=producer.module or "the program")
-        name = f"{producer.name} in {producer.module}" if producer.module else producer.name
-        node, is_first = producer.event.node, producer.step == 0
-        advice = OperationAdvice(name, "", node, "float32", 0.0, is_first)
+        advice = self._advice()
         if advice.multiplies:
             return advice.advice()
-        printed = f"Print the inputs of {name} in step {producer.step}"
+        printed = f"Print the inputs of {advice.name} in step {producer.step}"
         if is_certain:
             return f"{printed}: they are finite, and its result is not."
         return f"{printed}."
+
+    def _advice(self) -> OperationAdvice:
+        producer = self.producer
+        name = producer.name
+        if producer.module:
+            name = f"{producer.name} in {producer.module}"
+        return OperationAdvice(
+            name, "", producer.event.node, "float32", 0.0, first=producer.step == 0
+        )
 
     def _to_be_certain(self) -> str:
         """Return how to have the operation named: --dump keeps calls of modules."""

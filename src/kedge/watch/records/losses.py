@@ -86,7 +86,7 @@ class Losses:
         notes: list[RunEvent] = []
         if not began.tensors or not all(map(modes.has_data, began.tensors)):
             return notes
-        path = self._path(began)
+        path = self.path_of(began)
         first = began.tensors[0]
         scale = self._scaling.scale(began)
         self.scale = None
@@ -208,7 +208,7 @@ class Losses:
         """
         if self.bad or not began.tensors:
             return []
-        loss = self._path(began)
+        loss = self.path_of(began)
         is_known = all(tensor.is_cpu for tensor in began.tensors)
         notes: list[RunEvent] = []
         if is_known and not measured:
@@ -248,7 +248,8 @@ class Losses:
             return [LossOperationEvent(step=step)]
         return [LossOperationEvent(step=step, loss=path, node=node, source=_source(began))]
 
-    def _path(self, began: BackwardStart) -> str:
+    def path_of(self, began: BackwardStart) -> str:
+        """Return the path of the loss that a line calls backward on."""
         known = self._paths.get(began.where)
         if known is not None:
             return known

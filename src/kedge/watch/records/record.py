@@ -28,6 +28,7 @@ from kedge.watch.records.first_step import FirstStep
 from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.losses import Losses
 from kedge.watch.records.optimizer_updates import Updates
+from kedge.watch.records.steps_again import StepsAgain
 from kedge.watch.records.updates_by_hand import UpdatesByHand
 from kedge.watch.records.writer import MeterSink, StepSink
 from kedge.watch.step import Step, StepKind
@@ -77,6 +78,7 @@ class TrainingRecord:
         self.losses = Losses(meter, curves, GradientChecks(models.passes))
         self.writer = MeterSink(log, meter, curves, models.roots, optimizers, self._sources)
         finished.sink = self.writer
+        self.steps_again = StepsAgain(models)
         self.measured = True
         self.dump: FirstBadCall | None = None
 
@@ -112,6 +114,8 @@ class TrainingRecord:
         was_bad = self.losses.bad
         notes += self.by_hand.backward_began(measured=self.measured)
         notes += self.losses.began(at, self.step(), measured=self.measured)
+        if self.losses.bad and not was_bad:
+            self.steps_again.begin(at, self.step(), self.losses.path_of(at))
         if self.measured:
             notes += self.facts.backward_began(self.step(), models.roots, models.passes, at.frame)
             return False
@@ -165,9 +169,12 @@ class TrainingRecord:
         held = {id(param) for optimizer in known for param in params_of(optimizer)}
         self.by_hand.backward_ended(task, held, measured=self.measured)
         if self.updates.bad and not was_bad:
+            at = began()
             self.writer.notes += self.losses.gradients_are_bad(
-                began(), self.step(), measured=self.measured
+                at, self.step(), measured=self.measured
             )
+            if not self.losses.bad:
+                self.steps_again.begin(at, self.step(), self.losses.path_of(at))
         if self.measured:
             self.facts.gradients.backward_ended(passes)
             if not passes.are_settled:
@@ -206,6 +213,7 @@ class TrainingRecord:
         """Write the values of the step; returns whether something was non-finite, as far as is known by now."""
         bad = self.is_bad
         models = self.models
+        self.writer.notes += self.steps_again.arrived()
         self.writer.notes += self.first_step.close(step)
         if self.dump is not None:
             self.dump.step_ended(bad)
@@ -239,6 +247,7 @@ class TrainingRecord:
         by_hand = shield.attempt(_AT_THE_END, self.by_hand.end)
         self.writer.notes += by_hand or ()
         is_bad = shield.attempt(_LAST_LOSS, self._look_last, step)
+        self.writer.notes += shield.attempt(_AT_THE_END, self.steps_again.end) or ()
         # Values after the last step belong to none: an evaluation, or half a round.
         is_partial = self.optimizers.leading is not None and not is_bad
         if is_partial:

@@ -1,0 +1,431 @@
+"""Which operation made the first value that is not finite, seen while a program's lines run.
+
+# Note [Where a value came from]
+Every function of PyTorch that the program calls is seen, in modules and outside, with what it takes
+and what it returns. One that takes finite numbers and returns others made them: it is the origin of
+its result. One that takes such numbers passes them on, and its result has their origin. An infinity
+that the program puts in place itself, as a mask does, has been made by nobody; if an operation makes
+a NaN of it, that one is the origin.
+
+In the backward pass, the first node that gets finite gradients and passes on others made them. It
+belongs to the operation between whose arguments and result it stands. If that operation took or
+returned numbers that were not finite in the forward, which the loss does not show, it is their
+origin that counts.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.overrides import TorchFunctionMode
+
+from kedge.frames import frames_around, is_between
+from kedge.hooks.operations.names import clean, name_of, overwrites
+from kedge.sites import leaves
+from kedge.torch_internals.autograd_nodes import behind, is_leaf
+from kedge.torch_internals.modes import seeing_operations
+
+PLACING = frozenset(
+    {
+        "fill",
+        "fill_",
+        "full",
+        "full_like",
+        "masked_fill",
+        "masked_fill_",
+        "new_full",
+        "setitem",
+        "where",
+    }
+)
+"""Operations that put a given number in place: an infinity among their results is none that they made."""
+_MOST_ROWS = 8
+"""Most rows that are named."""
+
+
+def is_or_are(count: int) -> str:
+    """Return the verb for so many."""
+    if count == 1:
+        return "is"
+    return "are"
+
+
+@dataclass(frozen=True)
+class CalledAt:
+    """An operation, and where the program calls it.
+
+    Attributes:
+        name: The operation's name.
+        code: The code of the innermost frame that is neither PyTorch's nor Python's.
+        line: The line there.
+        module: The innermost module that runs; None outside of modules.
+    """
+
+    name: str
+    code: CodeType | None
+    line: int
+    module: nn.Module | None
+
+
+@dataclass(frozen=True)
+class BadElements:
+    """The elements of a tensor that are not finite.
+
+    Attributes:
+        nan: How many are NaN.
+        infinite: How many are infinite.
+        every: The number of all elements.
+        rows: Their places along the first dimension, a few at most.
+        bad_rows: How many rows have such elements.
+        length: The number of rows.
+    """
+
+    nan: int
+    infinite: int
+    every: int
+    rows: tuple[int, ...]
+    bad_rows: int
+    length: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Self:
+        """Look at a tensor."""
+        own = tensor.detach()
+        places: list[int] = []
+        length = 0
+        if own.dim() and own.numel():
+            length = len(own)
+            is_bad_row = (~torch.isfinite(own)).reshape(length, -1).any(1)
+            places = is_bad_row.nonzero().flatten().tolist()
+        return cls(
+            nan=int(torch.isnan(own).sum()),
+            infinite=int(torch.isinf(own).sum()),
+            every=own.numel(),
+            rows=tuple(places[:_MOST_ROWS]),
+            bad_rows=len(places),
+            length=length,
+        )
+
+    @property
+    def kind(self) -> str:
+        """What they are."""
+        if self.nan and self.infinite:
+            return f"not finite ({self.nan} NaN, {self.infinite} infinite)"
+        if self.nan:
+            return "NaN"
+        return "infinite"
+
+    @property
+    def are(self) -> str:
+        """The verb for so many."""
+        return is_or_are(self.nan + self.infinite)
+
+    def counted(self, what: str) -> str:
+        """Return how many of how many elements they are, as words."""
+        return f"{self.nan + self.infinite} of its {self.every} {what}"
+
+    def in_rows(self) -> str:
+        """Return the rows that hold them, as words; empty if all do."""
+        if not 0 < self.bad_rows < self.length:
+            return ""
+        if self.bad_rows == 1:
+            return f", in row {self.rows[0]} of {self.length}"
+        if self.bad_rows > len(self.rows):
+            return f", in {self.bad_rows} of {self.length} rows"
+        *others, last = map(str, self.rows)
+        return f", in rows {', '.join(others)} and {last} of {self.length}"
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What an operation is given, as it was before the call.
+
+    Attributes:
+        bad: The tensors that are not finite.
+        has_nan: Whether one of them, or a number, is NaN.
+        has_infinity: Whether a number is infinite.
+        span: The smallest and the largest number of its tensors; None if there is none.
+        is_empty: Whether a tensor has no elements.
+        before: The nodes of its tensors.
+    """
+
+    bad: tuple[Tensor, ...]
+    has_nan: bool
+    has_infinity: bool
+    span: tuple[float, float] | None
+    is_empty: bool
+    before: frozenset[Node | None]
+
+    @classmethod
+    def of(cls, name: str, arguments: Any) -> Self:
+        """Look at the arguments of a call."""
+        tensors = [tensor for _, tensor in leaves.find(arguments)]
+        numbers = list(_numbers_in(arguments))
+        bad = tuple(tensor for tensor in tensors if is_bad(tensor))
+        has_nan = any(bool(torch.isnan(tensor.detach()).any()) for tensor in bad)
+        span = None
+        if not bad and name not in PLACING:
+            span = _span(tensors)
+        return cls(
+            bad,
+            has_nan=has_nan or any(map(math.isnan, numbers)),
+            has_infinity=any(map(math.isinf, numbers)),
+            span=span,
+            is_empty=any(tensor.numel() == 0 for tensor in tensors),
+            before=frozenset(tensor.grad_fn for tensor in tensors),
+        )
+
+
+def _numbers_in(value: Any) -> Iterator[float]:
+    """Yield the numbers among the arguments of a call."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _numbers_in(each)
+    elif isinstance(value, dict):
+        yield from _numbers_in(list(value.values()))
+
+
+@dataclass(frozen=True)
+class Origin:
+    """An operation that made numbers which are not finite, and what was seen of it.
+
+    Attributes:
+        at: The operation.
+        bad: The elements of its result that are not finite.
+        call: What it was given.
+        inner: The first operation inside of it that did, if it is a function of several.
+    """
+
+    at: CalledAt
+    bad: BadElements
+    call: _Call
+    inner: str | None
+
+
+class _Inside:
+    """The operations inside of a function, of which the first may be the origin of its result.
+
+    Attributes:
+        first_bad: The name of the first one that made an infinity of finite numbers, or a NaN of
+            numbers without one.
+    """
+
+    def __init__(self) -> None:
+        self.first_bad: str | None = None
+
+    def see(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Look at one operation."""
+        if self.first_bad is not None:
+            return
+        name = clean(name.removeprefix("_")).removesuffix("_")
+        made = [each for _, each in leaves.find(result) if is_bad(each)]
+        if not made:
+            return
+        call = _Call.of(name, (args, kwargs))
+        if BadElements.of(made[0]).nan:
+            if not call.has_nan:
+                self.first_bad = name
+        elif not call.bad and not call.has_infinity and name not in PLACING:
+            self.first_bad = name
+
+
+class FirstOperations(TorchFunctionMode):
+    """Sees each operation, and follows where values came from; see Note [Where a value came from].
+
+    Args:
+        placed: Tensors that hold infinities by design, such as the buffers of masks.
+
+    Attributes:
+        nodes: The operation that made each node of the autograd graph.
+    """
+
+    def __init__(self, placed: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.nodes: dict[Node, CalledAt] = {}
+        self._origins: dict[int, Origin | None] = {}
+        self._of_memory: dict[int, Origin | None] = {}
+        self._hidden: dict[Node, Origin] = {}
+        self._placed = {id(tensor) for tensor in placed}
+        self._kept = list(placed)  # what is kept gives its identity to nothing else
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function, and look at what it was given and what it returned."""
+        named = dict(kwargs or {})
+        name = name_of(func)
+        if not name:
+            return func(*args, **named)
+        call = _Call.of(name, (tuple(args), named))
+        changed = [tensor for _, tensor in overwrites(name, tuple(args), named)]
+
+        inside = _Inside()
+        if isinstance(func, FunctionType):  # one of several operations
+            with seeing_operations(inside.see):
+                result = func(*args, **named)
+        else:
+            result = func(*args, **named)
+
+        made = [tensor for _, tensor in leaves.find(result)]
+        made += [tensor for tensor in changed if all(tensor is not each for each in made)]
+        at: CalledAt | None = None
+        for tensor in made:
+            nodes = list(_between(tensor.grad_fn, call.before))
+            is_spoiled = is_bad(tensor)
+            if not nodes and not is_spoiled:
+                continue
+            at = at or called_at(name)
+            for node in nodes:
+                self.nodes.setdefault(node, at)
+            origin = self._known_origin(call.bad)
+            if is_spoiled and origin is None:
+                origin = self._new_origin(at, tensor, call, inside.first_bad)
+            if is_spoiled:
+                self._origins[id(tensor)] = origin
+                self._of_memory.setdefault(leaves.storage_of(tensor), origin)
+                self._kept.append(tensor)
+            if origin is not None:
+                for node in nodes:
+                    self._hidden.setdefault(node, origin)
+        return result
+
+    def origin_of(self, tensor: Tensor) -> Origin | None:
+        """Return the origin of a value that is not finite; None if nothing that was seen made it."""
+        known = self._origins.get(id(tensor))
+        if known is not None:
+            return known
+        return self._of_memory.get(leaves.storage_of(tensor))
+
+    def hidden_behind(self, node: Node) -> Origin | None:
+        """Return the origin of values that are not finite at the operation of a node."""
+        return self._hidden.get(node)
+
+    def _known_origin(self, bad: Iterable[Tensor]) -> Origin | None:
+        for tensor in bad:
+            known = self.origin_of(tensor)
+            if known is not None:
+                return known
+        return None
+
+    def _new_origin(
+        self, at: CalledAt, made: Tensor, call: _Call, inner: str | None
+    ) -> Origin | None:
+        """Return the origin of a result that is not finite, while no argument has one."""
+        elements = BadElements.of(made)
+        places = call.has_infinity or (at.name in PLACING and not elements.nan)
+        if all(id(tensor) in self._placed for tensor in call.bad) and not call.has_nan:
+            if not call.bad and not places:
+                return Origin(at, elements, call, inner)
+            if elements.nan:
+                return Origin(at, elements, call, inner)
+            self._placed.add(id(made))
+        return None  # it came from before what was seen
+
+
+class FirstBadNode(Exception):
+    """The backward pass has come to a node that made gradients which are not finite."""
+
+    def __init__(self, node: Node, gradient: Tensor) -> None:
+        super().__init__()
+        self.node = node
+        self.gradient = gradient
+
+
+def first_bad_node(
+    losses: Sequence[Tensor], gradients: Sequence[Tensor | None] | None
+) -> FirstBadNode | None:
+    """Run a backward pass until a node makes gradients that are not finite; None if all of them are."""
+    roots = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+    for node in behind(roots):
+        if not is_leaf(node):
+            node.register_hook(_check_of(node))
+    try:
+        torch.autograd.backward(losses, gradients)
+    except FirstBadNode as found:
+        return found
+    return None
+
+
+def _check_of(node: Node) -> Any:
+    def check(passed_on: Any, arrived: Any) -> None:
+        bad = [each for each in passed_on if each is not None and is_bad(each)]
+        if bad and not any(each is not None and is_bad(each) for each in arrived):
+            raise FirstBadNode(node, bad[0])
+
+    return check
+
+
+def called_at(name: str) -> CalledAt:
+    """Return the operation that is being called, with the program's line and the module that runs.
+
+    Of an operation in place it has the plain name.
+    """
+    here = sys._getframe(2)
+    module = next((each for each in map(_module_of, frames_around(here)) if each is not None), None)
+    name = name.removesuffix("_")
+    for frame in frames_around(here):
+        if not is_between(frame.f_code.co_filename):
+            return CalledAt(name, frame.f_code, frame.f_lineno, module)
+    return CalledAt(name, None, 0, module)
+
+
+def _module_of(frame: FrameType) -> nn.Module | None:
+    """Return the module whose method a frame runs."""
+    code = frame.f_code
+    if not code.co_argcount:
+        return None
+    own = frame.f_locals.get(code.co_varnames[0])
+    if isinstance(own, nn.Module):
+        return own
+    return None
+
+
+def is_bad(tensor: Tensor) -> bool:
+    """Whether a tensor has elements that are not finite."""
+    if not _is_readable(tensor):
+        return False
+    return not bool(torch.isfinite(tensor.detach()).all())
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    is_number = tensor.is_floating_point() or tensor.is_complex()
+    return is_number and tensor.layout is torch.strided and leaves.has_memory(tensor)
+
+
+def _span(given: Iterable[Tensor]) -> tuple[float, float] | None:
+    """Return the smallest and the largest of some finite numbers."""
+    low, high = float("inf"), float("-inf")
+    for tensor in given:
+        if tensor.is_floating_point() and _is_readable(tensor) and tensor.numel():
+            least, most = tensor.detach().aminmax()
+            low, high = min(low, float(least)), max(high, float(most))
+    if low > high:
+        return None
+    return low, high
+
+
+def _between(node: Node | None, before: Iterable[Node | None]) -> Iterable[Node]:
+    """Yield the nodes that an operation made, from its result back to the nodes of its arguments."""
+    known = {None, *before}
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if each is None or each in known or is_leaf(each):
+            continue
+        known.add(each)
+        yield each
+        waiting += [earlier for earlier, _ in each.next_functions]

@@ -1,0 +1,230 @@
+"""The lines of the program that computed what a backward pass began at, so that they can run again.
+
+# Note [The lines of a loss]
+A program that has come to ``loss.backward()`` has no function that would compute its loss once
+more. But its frames are there, with their variables, and so is the source. Behind the statement
+that led to the backward pass stand those that gave its variables their values: ``logits =
+net(x)``, ``loss = criterion(logits, y)``. Collected from the nearest one upwards, as far as the
+body of the loop or function goes, and only those that bind a name that is needed further down,
+they leave out what the loss does not depend on: saving, printing, an optimizer's step. If they do
+not suffice, the same is done in the function that called.
+
+Nobody knows how far up the value arose, so ever more of these statements are tried, each time in a
+fresh copy. A variable that is changed by more than one statement, as in ``x = x / 255``, would be
+changed twice: so what ran again counts only if every variable that it gave a value to has its
+non-finite elements where the program's had them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+from kedge.frames import OWN, frames_around, is_torch
+
+_CHANGING = ("append", "extend", "insert", "add", "update", "setdefault", "appendleft")
+"""Methods that change a list, a set or a mapping."""
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_BLOCKS = ("body", "orelse", "finalbody", "handlers")
+
+
+@dataclass(frozen=True)
+class StatementsAgain:
+    """Statements of one frame, in the order of the program; the last one leads to the backward pass.
+
+    Attributes:
+        code: The statements.
+        names: The names of the frame.
+        bound: The names that the statements before the last give a value to.
+        function: The qualified name of the frame's function.
+    """
+
+    code: CodeType
+    names: dict[str, Any]
+    bound: frozenset[str]
+    function: str
+
+
+def statements_before(frame: FrameType) -> Iterator[StatementsAgain]:
+    """Yield ever more statements that lead to the backward pass which a frame has called.
+
+    Args:
+        frame: The program's frame that called it, or a library's.
+    """
+    for each in frames_around(frame):
+        file = each.f_code.co_filename
+        if file.startswith(OWN) or is_torch(file):
+            continue
+        found = _path_to_line(each)
+        if found is None:
+            continue
+        needed: set[str] = set()
+        for calls_too in (False, True):
+            yield from _statements_of(each, *found, needed, calls_too=calls_too)
+        if needed.isdisjoint(_arguments_of(each)):
+            return  # what called this function gave it nothing that it needs
+
+
+def _statements_of(
+    frame: FrameType,
+    last: ast.stmt,
+    before: Sequence[ast.stmt],
+    needed: set[str],
+    *,
+    calls_too: bool,
+) -> Iterator[StatementsAgain]:
+    """Yield ever more statements of one frame, as `statements_before` does.
+
+    Args:
+        frame: The frame.
+        last: The statement that it is in.
+        before: Those before it, the nearest first.
+        needed: Receives the names that are needed at the beginning of all of them.
+        calls_too: Whether a call may change a needed name whose method it is, or that it is given.
+    """
+    needed |= _loaded(last)
+    taken = [last]
+    bound: set[str] = set()
+    calls = 0
+    if not calls_too:
+        yield _compiled(frame, taken, bound)
+    for statement in before:
+        own = _bound(statement)
+        is_call = own.isdisjoint(needed) and calls_too and isinstance(statement, ast.Expr)
+        if is_call and not needed.isdisjoint(_loaded(statement)):
+            calls += 1
+        elif own.isdisjoint(needed):
+            continue
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            needed -= own
+        needed |= _loaded(statement)
+        bound |= own
+        taken.insert(0, statement)
+        if calls or not calls_too:
+            yield _compiled(frame, taken, bound)
+
+
+def _arguments_of(frame: FrameType) -> set[str]:
+    """Return the names of a function's arguments, and of the variables of the functions around it."""
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return {*code.co_varnames[:count], *code.co_freevars}
+
+
+def _compiled(frame: FrameType, taken: Sequence[ast.stmt], bound: set[str]) -> StatementsAgain:
+    *before, last = taken
+    if isinstance(last, ast.Return) and last.value is not None:
+        last = ast.copy_location(ast.Expr(last.value), last)
+    module = ast.Module([*before, last], [])
+    code = compile(module, frame.f_code.co_filename, "exec", dont_inherit=True)
+    names = {**frame.f_globals, **frame.f_locals}
+    return StatementsAgain(code, names, frozenset(bound), frame.f_code.co_qualname)
+
+
+def _path_to_line(frame: FrameType) -> tuple[ast.stmt, list[ast.stmt]] | None:
+    """Return the statement that a frame is in, and those before it, the nearest first.
+
+    None if the source is not to be had, or if the statement cannot be run by itself.
+    """
+    block = _body_of(frame)
+    if block is None:
+        return None
+    line = frame.f_lineno
+    before: list[ast.stmt] = []
+    while True:
+        at = next((i for i, each in enumerate(block) if _contains(each, line)), None)
+        if at is None:
+            return None
+        statement = block[at]
+        before = [*reversed(block[:at]), *before]
+        inner = _block_with(statement, line)
+        if inner is None:
+            if hasattr(statement, "body"):
+                return None  # the line is the head of a block
+            return statement, before
+        if isinstance(statement, _LOOPS):
+            before = []
+        block = inner
+
+
+def _body_of(frame: FrameType) -> list[ast.stmt] | None:
+    """Return the statements of a frame's function or module."""
+    code = frame.f_code
+    text = "".join(linecache.getlines(code.co_filename, frame.f_globals))
+    try:
+        tree = ast.parse(textwrap.dedent(text))
+    except (SyntaxError, ValueError):
+        return None
+    if code.co_name == "<module>":
+        return tree.body
+    for node in ast.walk(tree):
+        if isinstance(node, _FUNCTIONS) and node.name == code.co_name:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first == code.co_firstlineno:
+                return node.body
+    return None
+
+
+def _contains(node: ast.stmt | ast.ExceptHandler | ast.match_case, line: int) -> bool:
+    if isinstance(node, ast.match_case):
+        return any(_contains(each, line) for each in node.body)
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _block_with(statement: ast.stmt, line: int) -> list[ast.stmt] | None:
+    """Return the block of a compound statement that a line is in."""
+    if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
+        return None
+    for name in (*_BLOCKS, "cases"):
+        for each in getattr(statement, name, ()):
+            if not _contains(each, line):
+                continue
+            if isinstance(each, (ast.ExceptHandler, ast.match_case)):
+                return each.body
+            return list(getattr(statement, name))
+    return None
+
+
+def _loaded(statement: ast.AST) -> set[str]:
+    """Return the names that a statement reads."""
+    found = {
+        node.id
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    if isinstance(statement, ast.AugAssign):
+        found |= _bound(statement)
+    return found
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement gives a value to, or whose value it changes."""
+    found = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+            found |= _name_at_the_root(node)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name = node.func.attr
+            in_place = name.endswith("_") and not name.endswith("__")
+            if name in _CHANGING or in_place:
+                found |= _name_at_the_root(node.func)
+    return found
+
+
+def _name_at_the_root(node: ast.expr) -> set[str]:
+    """Return the name that attributes and items are taken of: `x` in ``x.y[0]``."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Name):
+        return {node.id}
+    return set()

@@ -139,7 +139,6 @@ BACKWARD = (
     ("acos_backward", "torch.acos(v)", "1.0"),
     ("asin_backward", "torch.asin(v)", "1.0"),
     ("acosh_backward", "torch.acosh(v + 1)", "0.0"),
-    ("atan2_backward", "torch.atan2(v, v)", "0.0"),
     ("where_sqrt_backward", "torch.where(v > 0, v.sqrt(), v)", "0.0"),
     ("where_log_backward", "torch.where(v > 0, v.log(), v.new_zeros(()))", "0.0"),
     ("where_div_backward", "torch.where(v > 0, 1 / v, v.new_zeros(()))", "0.0"),

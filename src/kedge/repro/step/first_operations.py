@@ -96,9 +96,11 @@ class BadElements:
     length: int
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Self:
-        """Look at a tensor."""
+    def of(cls, tensor: Tensor, *, nan_alone: bool = False) -> Self:
+        """Look at a tensor; without its infinities, if only NaN counts."""
         own = tensor.detach()
+        if nan_alone:
+            own = own.nan_to_num(torch.nan, 0.0, 0.0)
         places: list[int] = []
         length = 0
         if own.dim() and own.numel():
@@ -128,9 +130,14 @@ class BadElements:
         """The verb for so many."""
         return is_or_are(self.nan + self.infinite)
 
-    def counted(self, what: str) -> str:
-        """Return how many of how many elements they are, as words."""
-        return f"{self.nan + self.infinite} of its {self.every} {what}"
+    def counted(self, whose: str, what: str) -> str:
+        """Return how many of how many elements they are, as words: ``2 of its 16 results``."""
+        bad = self.nan + self.infinite
+        if self.every == 1:
+            return f"{whose} {what}"
+        if self.every == bad:
+            return f"all of {whose} {bad} {what}s"
+        return f"{bad} of {whose} {self.every} {what}s"
 
     def in_rows(self) -> str:
         """Return the rows that hold them, as words; empty if all do."""
@@ -227,7 +234,7 @@ class _Inside:
         """Look at one operation."""
         if self.first_bad is not None:
             return
-        name = clean(name.removeprefix("_")).removesuffix("_")
+        name = _name_of_kernel(name)
         made = [each for _, each in leaves.find(result) if is_bad(each)]
         if not made:
             return
@@ -237,6 +244,17 @@ class _Inside:
                 self.first_bad = name
         elif not call.bad and not call.has_infinity and name not in PLACING:
             self.first_bad = name
+
+
+def _is_of_several(func: Any) -> bool:
+    """Whether a function is written in Python, and so of several operations; operators are one for the program."""
+    return isinstance(func, FunctionType) and not func.__name__.startswith("__")
+
+
+def _name_of_kernel(name: str) -> str:
+    """Return the name of an operation for what PyTorch calls for it: ``nll_loss_forward``."""
+    plain = clean(name.removeprefix("_").removeprefix("native_"))
+    return plain.removesuffix("_forward").removesuffix("_")
 
 
 class FirstOperations(TorchFunctionMode):
@@ -274,7 +292,7 @@ class FirstOperations(TorchFunctionMode):
         changed = [tensor for _, tensor in overwrites(name, tuple(args), named)]
 
         inside = _Inside()
-        if isinstance(func, FunctionType):  # one of several operations
+        if _is_of_several(func):
             with seeing_operations(inside.see):
                 result = func(*args, **named)
         else:
@@ -325,7 +343,9 @@ class FirstOperations(TorchFunctionMode):
         self, at: CalledAt, made: Tensor, call: _Call, inner: str | None
     ) -> Origin | None:
         """Return the origin of a result that is not finite, while no argument has one."""
-        elements = BadElements.of(made)
+        has_nan = bool(torch.isnan(made.detach()).any())
+        is_of_infinities = has_nan and bool(call.bad)
+        elements = BadElements.of(made, nan_alone=is_of_infinities)
         places = call.has_infinity or (at.name in PLACING and not elements.nan)
         if all(id(tensor) in self._placed for tensor in call.bad) and not call.has_nan:
             if not call.bad and not places:
@@ -376,7 +396,7 @@ def called_at(name: str) -> CalledAt:
     """
     here = sys._getframe(2)
     module = next((each for each in map(_module_of, frames_around(here)) if each is not None), None)
-    name = name.removesuffix("_")
+    name = name.removeprefix("_").removesuffix("_")
     for frame in frames_around(here):
         if not is_between(frame.f_code.co_filename):
             return CalledAt(name, frame.f_code, frame.f_lineno, module)

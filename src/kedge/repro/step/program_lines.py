@@ -23,6 +23,7 @@ import linecache
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
@@ -32,6 +33,8 @@ _CHANGING = ("append", "extend", "insert", "add", "update", "setdefault", "appen
 """Methods that change a list, a set or a mapping."""
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+Position = tuple[int, int]
+"""A line, from 1, and a column in it, from 0, in bytes."""
 _BLOCKS = ("body", "orelse", "finalbody", "handlers")
 
 
@@ -137,15 +140,15 @@ def _path_to_line(frame: FrameType) -> tuple[ast.stmt, list[ast.stmt]] | None:
     block = _body_of(frame)
     if block is None:
         return None
-    line = frame.f_lineno
+    here = _position_in(frame)
     before: list[ast.stmt] = []
     while True:
-        at = next((i for i, each in enumerate(block) if _contains(each, line)), None)
+        at = next((i for i, each in enumerate(block) if _contains(each, here)), None)
         if at is None:
             return None
         statement = block[at]
         before = [*reversed(block[:at]), *before]
-        inner = _block_with(statement, line)
+        inner = _block_with(statement, here)
         if inner is None:
             if hasattr(statement, "body"):
                 return None  # the line is the head of a block
@@ -173,19 +176,27 @@ def _body_of(frame: FrameType) -> list[ast.stmt] | None:
     return None
 
 
-def _contains(node: ast.stmt | ast.ExceptHandler | ast.match_case, line: int) -> bool:
+def _position_in(frame: FrameType) -> Position:
+    """Return the line and the column that a frame is at; a line may hold several statements."""
+    positions = islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    line, _, column, _ = next(positions, (None, None, None, None))
+    return line or frame.f_lineno, column or 0
+
+
+def _contains(node: ast.stmt | ast.ExceptHandler | ast.match_case, here: Position) -> bool:
     if isinstance(node, ast.match_case):
-        return any(_contains(each, line) for each in node.body)
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
+        return any(_contains(each, here) for each in node.body)
+    end = (node.end_lineno or node.lineno, node.end_col_offset or 0)
+    return (node.lineno, node.col_offset) <= here <= end
 
 
-def _block_with(statement: ast.stmt, line: int) -> list[ast.stmt] | None:
-    """Return the block of a compound statement that a line is in."""
+def _block_with(statement: ast.stmt, here: Position) -> list[ast.stmt] | None:
+    """Return the block of a compound statement that a place is in."""
     if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
         return None
     for name in (*_BLOCKS, "cases"):
         for each in getattr(statement, name, ()):
-            if not _contains(each, line):
+            if not _contains(each, here):
                 continue
             if isinstance(each, (ast.ExceptHandler, ast.match_case)):
                 return each.body

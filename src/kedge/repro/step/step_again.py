@@ -208,8 +208,8 @@ def _of_gradients(seen: FirstOperations, losses: Sequence[Tensor], gradients: An
         return None
     bad = BadElements.of(found.gradient)
     detail = (
-        f"the gradient that arrived there was finite, and {bad.counted('elements')} that it passed "
-        f"on {bad.are} not{bad.in_rows()}"
+        f"the gradient that arrived there was finite, and {bad.counted('the', 'element')} that it "
+        f"passed on {bad.are} not{bad.in_rows()}"
     )
     return _Found(at, at.name, "backward", detail)
 
@@ -217,9 +217,10 @@ def _of_gradients(seen: FirstOperations, losses: Sequence[Tensor], gradients: An
 def _words_of(origin: Origin) -> str:
     """Return what was seen of an operation, as a clause."""
     bad = origin.bad
-    made = f"{bad.counted('results')} {bad.are} {bad.kind}{bad.in_rows()}"
+    inside, whose = "", "its"
     if origin.inner not in (None, origin.at.name):
-        made = f"inside of {origin.at.name}, of which {made.removeprefix('its ')}"
+        inside, whose = f"inside of {origin.at.name}; ", f"{origin.at.name}'s"
+    made = f"{inside}{bad.counted(whose, 'result')} {bad.are} {bad.kind}{bad.in_rows()}"
     call = origin.call
     if call.is_empty:
         return f"it took the {origin.at.name} of no elements"

@@ -90,6 +90,16 @@ _LOSSES = {
     "SmoothL1Loss; the mean of no elements is NaN",
 }
 
+_LOSS_FUNCTIONS = {
+    "binary_cross_entropy": "BCELoss",
+    "cross_entropy": "CrossEntropyLoss",
+    "ctc_loss": "CTCLoss",
+    "gaussian_nll_loss": "GaussianNLLLoss",
+    "nll_loss": "NLLLoss",
+    "poisson_nll_loss": "PoissonNLLLoss",
+}
+"""Losses that are functions, and the modules of the same name."""
+
 _LOG = (
     "keep the input of log above zero: clamp it (x.clamp_min(eps)), or use "
     "log_softmax, logsumexp or log1p, which do not need this."
@@ -145,7 +155,7 @@ _OUTSIDE = {
     "mean of some": ("", _SQUARES),
     "kl_div": ("", _DIVERGENCE),
     "softmax": ("", _MASKED),
-    "weight_norm_interface": ("", _NORM_OF_A_ROW),
+    "weight_norm": ("", _NORM_OF_A_ROW),
 }
 _SAME = {
     "log2": "log",
@@ -159,6 +169,7 @@ _SAME = {
     "l1_loss": "mean",
     "smooth_l1_loss": "mean",
     "huber_loss": "mean",
+    "weight_norm_interface": "weight_norm",
 }
 _NOT_ITS_OUTPUT = (
     " Change its input, not its output: torch.where after an operation whose "
@@ -296,6 +307,9 @@ def domain_remedy(
     if kind == "mean" and not is_empty:
         kind = "mean of some"
     condition, remedy = _OUTSIDE.get(kind, ("", ""))
+    if name in _LOSS_FUNCTIONS:
+        remedy = f"{_LOSSES[_LOSS_FUNCTIONS[name]]}."
+        return remedy[0].upper() + remedy[1:]
     if not remedy:
         return ""
     if in_gradients and kind != "softmax":

@@ -37,6 +37,8 @@ class Finding:
         remedy: What to do about it.
         ranks: The ranks that it holds for, if that is known; written with the evidence.
         follows: The code of the rule whose finding it may follow from; written with the evidence.
+        snapshot: The folder of the recording that keeps the program's state from before it; written
+            with the evidence.
     """
 
     code: str
@@ -49,6 +51,7 @@ class Finding:
     remedy: str = ""
     ranks: tuple[int, ...] = field(default=(), kw_only=True)
     follows: str = field(default="", kw_only=True)
+    snapshot: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         """Check that the evidence has a type."""
@@ -66,6 +69,8 @@ class Finding:
             evidence["ranks"] = list(self.ranks)
         if self.follows:
             evidence["follows"] = self.follows
+        if self.snapshot:
+            evidence["snapshot"] = self.snapshot
         return {
             "code": self.code,
             "severity": self.severity,
@@ -85,6 +90,8 @@ class Finding:
             said.append(f"ranks: {ranks}")
         if self.follows:
             said.append(f"it follows from {self.follows}")
+        if self.snapshot:
+            said.append(f"the program's state from before it: {self.snapshot}")
         return said
 
 

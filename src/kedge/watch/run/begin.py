@@ -12,12 +12,14 @@ import torch
 from kedge.actions.measure.meter import Meter
 from kedge.repro.first_bad_call import FirstBadCall
 from kedge.repro.rerun import operations_of
+from kedge.rules.project_config import configured_rules
 from kedge.store.events import JoinedEvent
 from kedge.store.writing.folder import RecordingWriter, create, join
 from kedge.torch_internals import accelerators
+from kedge.watch.acting.acting import Acting
 from kedge.watch.records.writer import StepSink
 from kedge.watch.run.options import WatchOptions
-from kedge.watch.run.ranks import places
+from kedge.watch.run.ranks import LaunchedRank, places
 from kedge.watch.watcher import Watcher
 
 
@@ -39,6 +41,17 @@ def make_watch(
     if options.saved is not None:
         first_step = record.first_step
         first_step.step_account = options.saved(first_step.shield)
+    if options.on and place is not None:
+        watch.acting = Acting(
+            options.on,
+            configured_rules(),
+            record,
+            watch.shield,
+            watch.updates,
+            place,
+            LaunchedRank.here().rank,
+            options.budget,
+        )
     return watch
 
 

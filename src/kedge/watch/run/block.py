@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,7 @@ from kedge.sites.filters import check_watched
 from kedge.sites.select import Selector, Selectors
 from kedge.stderr import Shield, messenger
 from kedge.torch_internals.module_tables import modules_in
+from kedge.watch.acting.orders import orders_of
 from kedge.watch.run.begin import make_watch
 from kedge.watch.run.block_recording import BlockRecording
 from kedge.watch.run.end_clock import EndClock
@@ -306,6 +307,7 @@ def watch(
     force: bool = False,
     dump: bool = False,
     strict: bool = False,
+    on: Mapping[str, str | Sequence[str]] | None = None,
 ) -> WatchBlock:
     """Record every model that runs in this process, and report what goes wrong.
 
@@ -323,6 +325,8 @@ def watch(
         dump: Whether to keep the tensors around the first non-finite value.
         strict: Whether to raise Kedge's own failures at the end, instead of reporting them and
             continuing.
+        on: What to do at a finding while the program runs: ``"stop"``, ``"raise"``, ``"skip"`` or
+            ``"snapshot"``, by the code of a rule or a severity. In the guide: `Acting on findings`.
 
     Returns:
         The block.
@@ -344,5 +348,6 @@ def watch(
         )
     if not isinstance(sites, str):
         sites = str(Selector(sites))
-    options = WatchOptions(sites, every, budget, dump)
+    orders = orders_of({} if on is None else on, "watch(on=...): ")
+    options = WatchOptions(sites, every, budget, dump, on=orders)
     return WatchBlock(path, options, force=force, strict=strict)

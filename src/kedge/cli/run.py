@@ -137,15 +137,21 @@ def _order(text: str) -> tuple[str, str]:
 
 
 def _orders(typed: list[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]:
-    """Return what is to be done at findings; the rules are loaded only if there is something."""
-    if not typed:
+    """Return what is to be done at findings, as typed and as the project has it.
+
+    The rules, and numpy with them, are loaded before the program only if there is something.
+    """
+    from kedge.program.project_file import project_table
+
+    _, table = project_table()
+    if not typed and "on" not in table:
         return {}
-    from kedge.watch.acting.orders import orders_of
+    from kedge.watch.acting.orders import orders_of, with_those_of_project
 
     given: dict[str, str] = {}
     for key, action in typed:
         given[key] = ",".join(part for part in (given.get(key), action) if part)
-    return orders_of(given, "--on ")
+    return with_those_of_project(orders_of(given, "--on "))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from textwrap import indent
 
@@ -163,7 +162,7 @@ def _naming_snapshots(recording: Recording, findings: Iterable[Finding]) -> Iter
     for finding in findings:
         folder = snapshots.pop(finding.code, "")
         if folder:
-            yield replace(finding, snapshot=folder)
+            yield finding.with_snapshot(folder)
         else:
             yield finding
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from kedge.calls.arguments import called_as, described
@@ -37,8 +37,8 @@ class Finding:
         remedy: What to do about it.
         ranks: The ranks that it holds for, if that is known; written with the evidence.
         follows: The code of the rule whose finding it may follow from; written with the evidence.
-        snapshot: The folder of the recording that keeps the program's state from before it; written
-            with the evidence.
+        snapshot: The folder of the recording that keeps the program's state; written with the
+            evidence.
     """
 
     code: str
@@ -82,6 +82,11 @@ class Finding:
             "remedy": self.remedy,
         }
 
+    def with_snapshot(self, folder: str) -> Finding:
+        """Return the finding with the folder of the recording that keeps the program's state."""
+        message = f"{self.message} The program's state is kept in {folder}."
+        return replace(self, snapshot=folder, message=message)
+
     def words(self) -> list[str]:
         """Return its evidence in words, as far as neither the message nor the figure shows it."""
         said = list(self.evidence.words())
@@ -90,8 +95,6 @@ class Finding:
             said.append(f"ranks: {ranks}")
         if self.follows:
             said.append(f"it follows from {self.follows}")
-        if self.snapshot:
-            said.append(f"the program's state from before it: {self.snapshot}")
         return said
 
 

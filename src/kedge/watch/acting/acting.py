@@ -16,9 +16,7 @@ Only what was ordered gets out of here.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from time import perf_counter
@@ -126,6 +124,7 @@ class Acting:
         self._recording: Recording | None = None
         self._done: set[tuple[str, str]] = set()
         self._kept: set[str] = set()
+        self._found_until = -1
         self._skipped = 0
         self._aside = GradientsAside()
 
@@ -142,8 +141,7 @@ class Acting:
     def close(self) -> None:
         """Say how many steps were skipped."""
         if self._skipped:
-            steps = counted(self._skipped, "step")
-            say(f"{steps} of optimizers were skipped, because of {_NONFINITE}")
+            say(f"skipped {counted(self._skipped, 'optimizer step')} in all, for {_NONFINITE}")
 
     # -- the hooks --------------------------------------------------------------------
 
@@ -152,7 +150,7 @@ class Acting:
         shield = self.shield
         if shield.in_child or shield.over or is_compiling() or device_graphs.leaves_alone():
             return None
-        self._aside.put_back(optimizer)  # its last step has failed
+        self._aside.forget(optimizer)
         if self._judges and self._checks.is_due:
             self._act_on_others(optimizer)
         if not self._looks:
@@ -202,22 +200,25 @@ class Acting:
             self._skip(optimizer)
             return
         finding = self._working(self._find_nonfinite, step) or _unlocated(step)
-        self._act(actions, finding, optimizer, f"before the optimizer's step {step}")
+        self._act(actions, finding, optimizer)
 
     def _find_nonfinite(self, step: int) -> Finding | None:
-        """Return what the rule says of this step, given all that is known of it."""
+        """Return what the rule says of this step, given all that is known of it.
+
+        Of several steps with the same fault it names the first, which is not this one.
+        """
         self.record.write_so_far(step)
         self._read()
         if self._recording is None:
             return None
         found = check(self._recording, [self._nonfinite])
-        errors = [each for each in found if each.severity == "error" and each.step <= step]
-        return max(errors, key=lambda each: each.step, default=None)
+        since, self._found_until = self._found_until, step
+        news = [each for each in found if each.severity == "error" and since < each.step <= step]
+        return max(news, key=lambda each: each.step, default=None)
 
     def _act_on_others(self, optimizer: Optimizer) -> None:
         """Judge the recording as it stands, and do what is ordered at new findings."""
         found = self._working(self._checks.run, self._read) or ()
-        step = self.record.step()
         for finding in found:
             known = (finding.code, finding.site)
             is_here = not finding.ranks or self.rank in finding.ranks
@@ -225,7 +226,7 @@ class Acting:
                 continue
             self._done.add(known)
             actions = actions_for(self.orders, finding)
-            self._act(actions, finding, optimizer, f"before the optimizer's step {step}")
+            self._act(actions, finding, optimizer)
 
     def _working(self, work: Callable[..., Any], *args: Any) -> Any:
         """Return the result of some judging, which counts as watching; None if it fails."""
@@ -244,30 +245,29 @@ class Acting:
 
     # -- what is done -----------------------------------------------------------------
 
-    def _act(
-        self, actions: Sequence[str], finding: Finding, optimizer: Optimizer, when: str
-    ) -> None:
+    def _act(self, actions: Sequence[str], finding: Finding, optimizer: Optimizer) -> None:
         """Do what is ordered at a finding.
 
         Raises:
             TrainingStopped: The order is to stop.
             FindingRaised: The order is to raise.
         """
-        about = f"{finding.code}: {finding.message}"
+        when = f"before the optimizer's step {self.record.step()}"
+        about = f"{finding.code}: {finding.message.removesuffix('.')}"
         if SNAPSHOT in actions and finding.code not in self._kept:
             self._kept.add(finding.code)
             folder = self._keeping(self.shield.alone, self._keep, finding.code, optimizer)
             if folder is not None:
-                finding = replace(finding, snapshot=folder.name)
-                say(f"kept the program's state {when}, in {folder}, because of {about}")
+                finding = finding.with_snapshot(folder.name)
+                say(f"kept the program's state {when}, in {folder.name} ({about})")
         if SKIP in actions:
-            say(f"skipped a step, the first one {when}, because of {about}")
+            say(f"skipped the optimizer's step {self.record.step()} ({about})")
             self._skip(optimizer)
         if STOP in actions:
-            say(f"stopped {when}, because of {about}")
+            say(f"stopped {when} ({about})")
             raise TrainingStopped(finding)
         if RAISE in actions:
-            raise FindingRaised(f"{about} (raised {when})", finding)
+            raise FindingRaised(about, finding)
 
     def _skip(self, optimizer: Optimizer) -> None:
         self._skipped += 1

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from kedge.errors import WrongCall
+from kedge.errors import ConfigError, WrongCall
+from kedge.program.project_file import project_table
 from kedge.rules.registry import by_code
 from kedge.rules.rule import SEVERITIES, Finding
 
@@ -56,6 +57,20 @@ def orders_of(given: Mapping[Any, Any], asked: str = "on=") -> Orders:
                 "choose one of them, beside snapshot"
             )
     return orders
+
+
+def with_those_of_project(orders: Orders) -> Orders:
+    """Return orders beside those of the project, in ``[tool.kedge.on]``; of one code these here hold.
+
+    Raises:
+        ConfigError: Those of the project cannot be carried out.
+    """
+    where, table = project_table()
+    try:
+        own = orders_of(table.get("on", {}), f"{where}: on in [tool.kedge]: ")
+    except WrongCall as error:
+        raise ConfigError(str(error)) from error
+    return {**own, **orders}
 
 
 def _key(key: Any, asked: str) -> str:

@@ -21,9 +21,13 @@ class GradientsAside:
     def __init__(self) -> None:
         self._of: dict[int, list[tuple[nn.Parameter, Tensor]]] = {}
 
+    def forget(self, optimizer: Optimizer) -> None:
+        """Drop the gradients of a step that has failed, as the program has begun another one."""
+        self._of.pop(id(optimizer), None)
+
     def take(self, optimizer: Optimizer) -> None:
         """Set the gradients of an optimizer aside."""
-        taken = self._of.setdefault(id(optimizer), [])
+        taken = self._of[id(optimizer)] = []
         for param in params_of(optimizer):
             if param.grad is not None:
                 taken.append((param, param.grad))

@@ -78,8 +78,9 @@ def _write_optimizers(place: Path, optimizers: Mapping[int, Optimizer]) -> list[
         if len(optimizers) > 1:
             name = f"optimizer-{index}"
         packed = PackedOptimizer(optimizer)
+        text = json.dumps(packed.entries())
+        (place / f"{name}.json").write_text(text, encoding="utf-8")
         save_file(packed.tensors, place / f"{name}.safetensors")
-        (place / f"{name}.json").write_text(json.dumps(packed.entries()), encoding="utf-8")
         names.append(name)
     return names
 
@@ -90,7 +91,7 @@ class PackedOptimizer:
 
     Attributes:
         optimizer: The optimizer.
-        tensors: Copies of its tensors, by the names that the JSON has.
+        tensors: Copies of its tensors, by the names that the JSON has; filled by `entries`.
         left_out: The names of what is neither a tensor nor a value of JSON.
     """
 

@@ -27,7 +27,7 @@ from kedge.sites.filters import check_watched
 from kedge.sites.select import Selector, Selectors
 from kedge.stderr import Shield, messenger
 from kedge.torch_internals.module_tables import modules_in
-from kedge.watch.acting.orders import orders_of
+from kedge.watch.acting.orders import orders_of, with_those_of_project
 from kedge.watch.run.begin import make_watch
 from kedge.watch.run.block_recording import BlockRecording
 from kedge.watch.run.end_clock import EndClock
@@ -348,6 +348,6 @@ def watch(
         )
     if not isinstance(sites, str):
         sites = str(Selector(sites))
-    orders = orders_of({} if on is None else on, "watch(on=...): ")
+    orders = with_those_of_project(orders_of(on or {}, "watch(on=...): "))
     options = WatchOptions(sites, every, budget, dump, on=orders)
     return WatchBlock(path, options, force=force, strict=strict)

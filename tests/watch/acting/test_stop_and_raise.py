@@ -1,0 +1,187 @@
+"""Programs that end at a finding, and programs that catch it."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import kedge
+from kedge.errors import FindingRaised, TrainingStopped
+from kedge.rules.registry import ALL
+from kedge.store.recording import Recording
+from kedge.testing import assert_unhooked
+from tests.watch.acting.programs import Training, sgd
+
+
+def watch(tmp_path, action, code="NAN-BORN", **options):
+    """Return a watch that tells nothing."""
+    run = kedge.watch(tmp_path / "run.kedge", on={code: action}, **options)
+    run.tell = None
+    return run
+
+
+@pytest.mark.parametrize("bad", [0, 3, 60])
+@pytest.mark.parametrize("of_loss", [False, True])
+@pytest.mark.parametrize("closure", [False, True])
+def test_raise_comes_before_the_step_with_the_finding(bad, of_loss, closure, tmp_path) -> None:
+    """In measured and in skipped steps: all bits are those of a program that has not stepped then."""
+    plain = Training()
+    for _ in range(bad):
+        plain.step()
+    training = Training(sgd, bad=(bad,), of_loss=of_loss)
+    step = training.step_with_closure if closure else training.step
+
+    with watch(tmp_path, "raise"), pytest.raises(FindingRaised) as raised:
+        for _ in range(bad + 5):
+            step()
+
+    finding = raised.value.finding
+    assert (finding.code, finding.severity, finding.step) == ("NAN-BORN", "error", bad)
+    assert finding.message.removesuffix(".") in str(raised.value)
+    assert training.at == bad
+    for one, other in zip(plain.model.parameters(), training.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    (found, *_) = Recording.open(tmp_path / "run.kedge") and kedge_findings(tmp_path)
+    assert (found.code, found.step) == ("NAN-BORN", bad)
+    assert_unhooked(training.model)
+
+
+def kedge_findings(tmp_path):
+    """Return the findings in the recording."""
+    from kedge.rules.registry import check
+
+    return check(Recording.open(tmp_path / "run.kedge"))
+
+
+def test_stop_passes_by_except_exception_and_runs_finally(tmp_path) -> None:
+    """A loop that goes on after every error ends, and what it holds is released."""
+    training = Training(sgd, bad=(2,))
+    released = []
+
+    with pytest.raises(TrainingStopped) as stopped, watch(tmp_path, "stop"):
+        for _ in range(5):
+            try:
+                training.step()
+            except Exception:  # noqa: BLE001 - as loops have it
+                continue
+            finally:
+                released.append(training.at)
+
+    assert (stopped.value.code, stopped.value.finding.code) == (3, "NAN-BORN")
+    assert released == [1, 2, 2]
+    assert Recording.open(tmp_path / "run.kedge").end is not None
+
+
+def test_a_program_that_catches_a_finding_goes_on_and_is_told_of_the_next(tmp_path) -> None:
+    """Each step that would train on bad gradients raises."""
+    training = Training(sgd, bad=(2, 4))
+    raised = []
+    with watch(tmp_path, "raise"):
+        for step in range(7):
+            try:
+                training.step()
+            except FindingRaised as error:
+                raised.append((step, error.finding.step))
+                training.at += 1
+    # The first step that was not taken is no step of the run.
+    assert raised == [(2, 2), (4, 3)]
+
+
+def test_the_errors_can_be_pickled() -> None:
+    """They go from a worker process to its parent."""
+    finding = kedge.Finding(code="SPIKE", severity="warning", site="", step=0, message="It is.")
+    for error in (FindingRaised("SPIKE: It is", finding), TrainingStopped(finding)):
+        again = pickle.loads(pickle.dumps(error))
+        assert (str(again), again.finding) == (str(error), finding)
+
+
+def test_what_never_reaches_an_optimizer_ends_nothing(tmp_path) -> None:
+    """A program that leaves bad steps out itself, and infinities that a mask makes."""
+    training = Training(sgd, bad=(3, 12))
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)
+    masked = torch.optim.SGD(attention.parameters(), lr=0.1)
+    mask = torch.full((5, 5), float("-inf")).triu(1)
+
+    with watch(tmp_path, "stop"):
+        for _ in range(20):
+            training.step_or_skip()
+            masked.zero_grad()
+            x = torch.randn(2, 5, 4)
+            attention(x, x, x, attn_mask=mask)[0].square().mean().backward()
+            masked.step()
+    assert training.at == 20
+
+
+def test_gradients_of_every_parameter_are_looked_at_in_every_step(tmp_path) -> None:
+    """Also large ones, which skipped steps do not check, and those that the program changes later."""
+    model = nn.Linear(4, 1)
+    wide = nn.Linear(400, 400)
+    optimizer = torch.optim.SGD([*model.parameters(), *wide.parameters()], lr=0.1)
+    with watch(tmp_path, "raise"):
+        for step in range(80):
+            optimizer.zero_grad()
+            (model(torch.randn(3, 4)).mean() + wide(torch.randn(3, 400)).mean()).backward()
+            if step == 73:
+                wide.weight.grad[-1, -1] = np.inf
+                with pytest.raises(FindingRaised) as raised:
+                    optimizer.step()
+            else:
+                optimizer.step()
+    assert raised.value.finding.step == 73
+
+
+def test_large_finite_gradients_are_no_finding(tmp_path) -> None:
+    """The sum of their squares is infinite in float32, and they are not."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)
+    with watch(tmp_path, "stop"):
+        for _ in range(8):
+            optimizer.zero_grad()
+            (model(torch.randn(3, 4)).sum() * 1e30).backward()
+            optimizer.step()
+
+
+def test_judged_findings_act_at_a_later_step(tmp_path, monkeypatch) -> None:
+    """Those of a rule that needs the recording, each once; a snapshot is of the step that acts."""
+    monkeypatch.setattr("kedge.rules.paced_check.LEAST_PAUSE", 0.0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=100.0)
+    raised = []
+    with watch(tmp_path, "snapshot,raise", "RATE-TOO-LARGE", budget=None):
+        for step in range(400):
+            optimizer.zero_grad()
+            x = torch.randn(32, 4)
+            nn.functional.cross_entropy(model(x), (x.sum(1) > 0).long()).backward()
+            try:
+                optimizer.step()
+            except FindingRaised as error:
+                raised.append((error.finding.code, error.finding.site, error.finding.snapshot))
+                at = step
+    ((code, _, folder),) = raised
+    assert (code, folder) == ("RATE-TOO-LARGE", f"snapshot-{at}")
+    assert at > 1
+
+
+def test_a_rule_that_fails_is_reported_and_the_program_goes_on(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    """Values that are not finite are acted on all the same."""
+    monkeypatch.setattr("kedge.rules.paced_check.LEAST_PAUSE", 0.0)
+    spike = next(rule for rule in ALL if rule.code == "SPIKE")
+
+    def fail(self, recording):
+        raise ArithmeticError("no such number")
+
+    monkeypatch.setattr(type(spike), "check", fail)
+    training = Training(sgd, bad=(40,))
+    with watch(tmp_path, "stop", "error"), pytest.raises(TrainingStopped) as stopped:
+        for _ in range(50):
+            training.step()
+    assert (training.at, stopped.value.finding.code) == (40, "NAN-BORN")
+    said = capsys.readouterr().err
+    assert said.count("judging the run while it goes on failed: ArithmeticError") == 1

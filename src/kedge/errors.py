@@ -35,7 +35,7 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
     │   ├── NoSuchKey           there are no features of a sample with this key
     │   └── CannotCompare       two recordings have nothing in common
     ├── WatchingFailed          Kedge itself failed in a strict watch
-    ├── FindingRaised           a watch found what the program asked it to raise
+    ├── FindingRaised           a watch found what it was asked to raise
     ├── NoSuchRule              no rule has this code
     ├── ConfigError             the settings in a file cannot be used
     ├── ExtractError            features cannot be extracted in the requested way
@@ -75,8 +75,7 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
     ├── OffloadFailed           a saved tensor could not be moved and stayed in place
     └── DiskIsMemory            the folder for saved tensors is on a file system in memory
 
-    SystemExit
-    └── TrainingStopped         a watch found what the program asked it to stop at
+    TrainingStopped             a watch found what it was asked to stop at; it is a SystemExit
 """
 
 from __future__ import annotations

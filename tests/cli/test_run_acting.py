@@ -60,7 +60,9 @@ def test_stop_ends_the_program_with_3_and_a_whole_recording(
     assert done.returncode == 3
     assert done.stdout.splitlines() == [*lines[:14], "over"]
     stopped, _, found, _ = done.stderr.splitlines()
-    assert re.match(r"\[kedge\] stopped before the optimizer's step 13 \(NAN-BORN: .*step 13", stopped)
+    assert re.match(
+        r"\[kedge\] stopped before the optimizer's step 13 \(NAN-BORN: .*step 13", stopped
+    )
     assert found.startswith("[kedge] 1 error: NAN-BORN at ")
     recording = Recording.open(tmp_path / "it.kedge")
     assert recording.end is not None

@@ -109,12 +109,12 @@ class RunCommand:
         name = launch.settle(args.output or f"{program.name}.{launch.label}.kedge", args.force)
         if args.sites is not None:
             check_watched(args.sites)
+        on = _orders(args.on)
         if args.verify:
             from kedge.verify.compare import verify
 
             return verify(program, args)
         account = _step_account if args.saved else None
-        on = _orders(args.on)
         order = WatchOptions(args.sites or "**", args.every, args.budget, args.dump, account, on)
         return _run(program, order, Output(name, args.force, args.quiet, args.strict))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -185,3 +186,25 @@ def test_a_rule_that_fails_is_reported_and_the_program_goes_on(
     assert (training.at, stopped.value.finding.code) == (40, "NAN-BORN")
     said = capsys.readouterr().err
     assert said.count("judging the run while it goes on failed: ArithmeticError") == 1
+
+
+@pytest.mark.parametrize("action", ["stop", "skip"])
+def test_a_compiled_optimizer_is_looked_at_too(action, tmp_path) -> None:
+    """Its graph ends at the look."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    step = torch.compile(optimizer.step, backend="eager")
+    done = []
+    with suppress(TrainingStopped), watch(tmp_path, action):
+        for at in range(10):
+            x = torch.randn(3, 4)
+            if at == 6:
+                x[0] = np.nan
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            step()
+            done.append(at)
+    assert torch.isfinite(model.weight).all()
+    assert len(done) == {"stop": 6, "skip": 10}[action]
+    torch._dynamo.reset()

@@ -66,9 +66,7 @@ def fit(net, folder) -> None:
     trainer.fit(net, batches)
 
 
-@pytest.mark.parametrize(
-    ("action", "error"), [("stop", TrainingStopped), ("raise", FindingRaised)]
-)
+@pytest.mark.parametrize(("action", "error"), [("stop", TrainingStopped), ("raise", FindingRaised)])
 def test_lightning_ends_at_a_finding(action, error, tmp_path) -> None:
     """Before the step: the parameters are finite."""
     net = Net()

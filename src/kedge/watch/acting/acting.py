@@ -148,7 +148,9 @@ class Acting:
     def _about_to_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Called before an optimizer steps; may return other arguments for the step."""
         shield = self.shield
-        if shield.in_child or shield.over or is_compiling() or device_graphs.leaves_alone():
+        if is_compiling():
+            dynamo.break_graph()  # the rest of this is not compiled
+        if shield.in_child or shield.over or device_graphs.leaves_alone():
             return None
         self._aside.forget(optimizer)
         if self._judges and self._checks.is_due:
@@ -162,6 +164,8 @@ class Acting:
 
     def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """Called after an optimizer has stepped."""
+        if is_compiling():
+            dynamo.break_graph()
         self._aside.put_back(optimizer)
 
     def _watched(self, closure: Callable[[], Any], optimizer: Optimizer) -> Callable[[], Any]:
@@ -256,7 +260,7 @@ class Acting:
         about = f"{finding.code}: {finding.message.removesuffix('.')}"
         if SNAPSHOT in actions and finding.code not in self._kept:
             self._kept.add(finding.code)
-            folder = self._keeping(self.shield.alone, self._keep, finding.code, optimizer)
+            folder = self._keeping(self._keep, finding.code, optimizer)
             if folder is not None:
                 finding = finding.with_snapshot(folder.name)
                 say(f"kept the program's state {when}, in {folder.name} ({about})")
@@ -277,10 +281,14 @@ class Acting:
         self._noting(self.record.writer.log.event, event)
 
     def _keep(self, code: str, optimizer: Optimizer) -> Path | None:
-        """Write a snapshot; return its folder, or None if there is no recording."""
+        """Write a snapshot; return its folder, or None if there is no recording.
+
+        Its time does not count as watching: it was ordered, and no measured step is to be given up
+        for it.
+        """
         step = self.record.step()
         # What is recorded so far makes the recording, if nothing else has.
-        self.record.write_so_far(step)
+        self.shield.alone(self.record.write_so_far, step)
         place = self.place()
         if place is None:
             return None
@@ -291,7 +299,8 @@ class Acting:
         if not folder.exists():
             known = dict(self.record.optimizers.known())
             known[self.record.optimizers.entry(optimizer).index] = optimizer
-            write_snapshot(folder, step, self.record.models.roots, known)
+            with own_work():
+                write_snapshot(folder, step, self.record.models.roots, known)
         self.record.writer.log.event(SnapshotEvent(step=step, code=code, folder=name))
         return folder
 

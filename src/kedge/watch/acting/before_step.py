@@ -18,7 +18,7 @@ from kedge.watch.records.optimizer_updates import squares_of
 def has_bad_gradients(optimizer: Optimizer, losses: Iterable[Tensor | float]) -> bool:
     """Whether a gradient that an optimizer is about to use, or a loss before it, is not finite.
 
-    On a device this waits, once. A `torch.amp.GradScaler` tells an optimizer that deals with scaled
+    On a device this waits. A `torch.amp.GradScaler` tells an optimizer that deals with scaled
     gradients itself if it must leave the parameters alone: then it uses none.
 
     Args:

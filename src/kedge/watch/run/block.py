@@ -326,7 +326,8 @@ def watch(
         strict: Whether to raise Kedge's own failures at the end, instead of reporting them and
             continuing.
         on: What to do at a finding while the program runs: ``"stop"``, ``"raise"``, ``"skip"`` or
-            ``"snapshot"``, by the code of a rule or a severity. In the guide: `Acting on findings`.
+            ``"snapshot"``, by the code of a rule or a severity (``"error"``, ``"warning"``); several
+            with commas between.
 
     Returns:
         The block.

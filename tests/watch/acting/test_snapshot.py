@@ -121,3 +121,16 @@ def test_a_snapshot_that_cannot_be_written_is_reported(tmp_path, monkeypatch, ca
     assert all(torch.isfinite(param).all() for param in training.model.parameters())
     assert "a snapshot failed" in capsys.readouterr().err
     assert not list((tmp_path / "run.kedge").glob("*snapshot*"))
+
+
+def test_each_rank_has_its_own(tmp_path) -> None:
+    """Only rank 0 has the plain name."""
+    training = Training(sgd, bad=(0,))
+    with kedge.watch(tmp_path / "run.kedge", on={"NAN-BORN": "snapshot"}) as run:
+        run.tell = None
+        assert run._watch is not None
+        acting = run._watch.acting
+        assert acting is not None
+        acting.rank = 1
+        training.step()
+    assert [path.name for path in (tmp_path / "run.kedge").glob("snapshot-*")] == ["snapshot-0-1"]

@@ -74,7 +74,9 @@ def test_stop_passes_by_except_exception_and_runs_finally(tmp_path) -> None:
 
     assert (stopped.value.code, stopped.value.finding.code) == (3, "NAN-BORN")
     assert released == [1, 2, 2]
-    assert Recording.open(tmp_path / "run.kedge").end is not None
+    end = Recording.open(tmp_path / "run.kedge").end
+    assert end is not None
+    assert end.exit == 3
 
 
 def test_a_program_that_catches_a_finding_goes_on_and_is_told_of_the_next(tmp_path) -> None:
@@ -183,7 +185,9 @@ def test_a_rule_that_fails_is_reported_and_the_program_goes_on(
     with watch(tmp_path, "stop", "error"), pytest.raises(TrainingStopped) as stopped:
         for _ in range(50):
             training.step()
-    assert (training.at, stopped.value.finding.code) == (40, "NAN-BORN")
+    finding = stopped.value.finding
+    assert (training.at, finding.code) == (40, "NAN-BORN")
+    assert finding.site
     said = capsys.readouterr().err
     assert said.count("judging the run while it goes on failed: ArithmeticError") == 1
 

@@ -62,7 +62,11 @@ _NONFINITE = "NAN-BORN"
 _SHARE_OF_BUDGET = 1 / 3
 """The largest part of the budget that judging takes."""
 _LOOKING = "looking at gradients before each step", "they are not looked at from here on"
-_JUDGING = "judging the run while it goes on", "only values that are not finite are acted on"
+_JUDGING = (
+    "judging the run while it goes on",
+    "what only the recording shows is not acted on from here on",
+)
+_LOCATING = "finding where a value was made", "messages do not say it"
 _KEEPING = "a snapshot", "the program goes on, and no more are written"
 _NOTING = "noting what was done", "the recording does not say it"
 
@@ -130,6 +134,7 @@ class Acting:
 
         self._looking = Shield(*_LOOKING)
         self._judging = Shield(*_JUDGING)
+        self._locating = Shield(*_LOCATING)
         self._keeping = Shield(*_KEEPING)
         self._noting = Shield(*_NOTING)
 
@@ -203,8 +208,8 @@ class Acting:
         if actions == (SKIP,) and self._skipped:
             self._skip(optimizer)
             return
-        finding = self._working(self._find_nonfinite, step) or _unlocated(step)
-        self._act(actions, finding, optimizer)
+        found = self._locating(self.shield.alone, self._find_nonfinite, step)
+        self._act(actions, found or _unlocated(step), optimizer)
 
     def _find_nonfinite(self, step: int) -> Finding | None:
         """Return what the rule says of this step, given all that is known of it.
@@ -222,8 +227,8 @@ class Acting:
 
     def _act_on_others(self, optimizer: Optimizer) -> None:
         """Judge the recording as it stands, and do what is ordered at new findings."""
-        found = self._working(self._checks.run, self._read) or ()
-        for finding in found:
+        found = self._judging(self.shield.alone, self._checks.run, self._read)
+        for finding in found or ():
             known = (finding.code, finding.site)
             is_here = not finding.ranks or self.rank in finding.ranks
             if finding.code in BEFORE_STEP or known in self._done or not is_here:
@@ -231,10 +236,6 @@ class Acting:
             self._done.add(known)
             actions = actions_for(self.orders, finding)
             self._act(actions, finding, optimizer)
-
-    def _working(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Return the result of some judging, which counts as watching; None if it fails."""
-        return self._judging(self.shield.alone, work, *args)
 
     def _read(self) -> Recording | None:
         """Read on; return the recording so far, or None if there is none, or nothing new in it."""

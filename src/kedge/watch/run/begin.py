@@ -24,7 +24,10 @@ from kedge.watch.watcher import Watcher
 
 
 def make_watch(
-    log: StepSink, options: WatchOptions, place: Callable[[], Path | None] | None = None
+    log: StepSink,
+    options: WatchOptions,
+    place: Callable[[], Path | None] | None = None,
+    rank: int | None = None,
 ) -> Watcher:
     """Return a watcher for all models of this process; it does not watch yet.
 
@@ -32,7 +35,8 @@ def make_watch(
         log: Receives the records.
         options: The options of the watch.
         place: Returns the recording, whose folder also receives the repro of ``--dump``, or None as
-            long as there is none; without it, no repro is made.
+            long as there is none; without it, no repro is made, and nothing is done at findings.
+        rank: The rank of this process; that which its launcher tells if None.
     """
     watch = Watcher(Meter(), log, sites=options.sites, n=options.every, budget=options.budget)
     record = watch.record
@@ -41,6 +45,8 @@ def make_watch(
     if options.saved is not None:
         first_step = record.first_step
         first_step.step_account = options.saved(first_step.shield)
+    if rank is None:
+        rank = LaunchedRank.here().rank
     if options.on and place is not None:
         watch.acting = Acting(
             options.on,
@@ -49,7 +55,7 @@ def make_watch(
             watch.shield,
             watch.updates,
             place,
-            LaunchedRank.here().rank,
+            rank,
             options.budget,
         )
     return watch

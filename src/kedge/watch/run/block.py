@@ -129,18 +129,18 @@ class WatchBlock:
         atexit.register(self._end_with_program)
         ignore_warnings()
         if not self.strict:
-            Shield(*BEGINNING, tell=self._complain)(self._install, self._out.sinks)
+            Shield(*BEGINNING, tell=self._complain)(self._install, self._out.sinks, launch.rank)
             return self
         try:
-            self._install(self._out.sinks)
+            self._install(self._out.sinks, launch.rank)
         except Exception as error:
             self.end(error)
             raise
         return self
 
-    def _install(self, sinks: Sinks) -> None:
+    def _install(self, sinks: Sinks, rank: int) -> None:
         refresh()
-        watch = make_watch(sinks, self.options, sinks.recorder.folder)
+        watch = make_watch(sinks, self.options, sinks.recorder.folder, rank)
         with ExitStack() as undo:
             undo.push(watch)
             watch.__enter__()

@@ -212,3 +212,19 @@ def test_a_compiled_optimizer_is_looked_at_too(action, tmp_path) -> None:
     assert torch.isfinite(model.weight).all()
     assert len(done) == {"stop": 6, "skip": 10}[action]
     torch._dynamo.reset()
+
+
+def test_a_program_without_an_optimizer_is_told_that_nothing_is_done(tmp_path, capsys) -> None:
+    """Its parameters change at no place that Kedge could keep it from."""
+    model = nn.Linear(4, 2)
+    with watch(tmp_path, "stop"):
+        for _ in range(6):
+            model.zero_grad()
+            (model(torch.randn(3, 4)).sum() * float("nan")).backward()
+            with torch.no_grad():
+                for param in model.parameters():
+                    param.sub_(0.1 * param.grad)
+    assert (
+        "nothing was done at findings: it is done where an optimizer steps"
+        in capsys.readouterr().err
+    )

@@ -144,7 +144,10 @@ class Acting:
         yield register_optimizer_step_post_hook(self._stepped)
 
     def close(self) -> None:
-        """Say how many steps were skipped."""
+        """Say how many steps were skipped, or why nothing could be done."""
+        optimizers = self.record.optimizers
+        if optimizers.by_hand and not optimizers.entries:
+            say("nothing was done at findings: it is done where an optimizer steps, and none did")
         if self._skipped:
             say(f"skipped {counted(self._skipped, 'optimizer step')} in all, for {_NONFINITE}")
 

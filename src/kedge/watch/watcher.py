@@ -103,6 +103,7 @@ class Watcher:
         self.backward_began = around(self._backward_began, BACKWARD)
         self.backward_ended = around(self._backward_ended, BACKWARD)
         self.skipped_began = around(self._skipped_began, BACKWARD)
+        self.skipped_unread = record.losses.forget_last
         self.skipped_gradients = around(record.skipped_gradients, BACKWARD)
         self.skipped_backward_ended = around(self._count_backward, BACKWARD)
         self.skipped_is_bad = around(self.kinds.interrupt_skipped, STEP)

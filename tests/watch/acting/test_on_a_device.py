@@ -11,6 +11,7 @@ import kedge
 from kedge.errors import FindingRaised
 from kedge.store.events import StepSkippedEvent
 from kedge.store.recording import Recording
+from tests.watch.watched import MEASURED, SKIPPED, fix_kinds
 
 
 def made():
@@ -77,3 +78,25 @@ def test_a_loss_that_is_bad_while_its_gradients_are_not_is_seen(sim, tmp_path) -
             assert torch.equal(before, model[0].weight.detach().cpu()) == (at == 20)
     (event,) = Recording.open(tmp_path / "run.kedge").of(StepSkippedEvent)
     assert event.step == 20
+
+
+def test_a_loss_that_led_to_no_step_does_not_count_for_a_later_one(
+    sim, tmp_path, monkeypatch
+) -> None:
+    """Also where the next pass begins at several losses, which are not read in skipped steps."""
+    fix_kinds(monkeypatch, MEASURED[0], *SKIPPED * 20)
+    model, optimizer, x = made()
+    with kedge.watch(tmp_path / "run.kedge", on={"NAN-BORN": "stop"}) as run:
+        run.tell = None
+        for at in range(30):
+            optimizer.zero_grad()
+            losses = [model(x).square().mean() for _ in range(2)]
+            if at % 7 == 5:
+                (losses[0] * float("nan")).backward()
+                continue
+            if at % 7 == 6:
+                torch.autograd.backward(losses)
+            else:
+                losses[0].backward()
+            optimizer.step()
+    assert torch.isfinite(model[0].weight.cpu()).all()

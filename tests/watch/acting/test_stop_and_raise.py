@@ -228,3 +228,20 @@ def test_a_program_without_an_optimizer_is_told_that_nothing_is_done(tmp_path, c
         "nothing was done at findings: it is done where an optimizer steps"
         in capsys.readouterr().err
     )
+
+
+def test_a_loss_that_led_to_no_step_does_not_count_for_a_later_one(tmp_path) -> None:
+    """Also where a later pass begins at several losses, which are not read in skipped steps."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(tmp_path, "stop"):
+        for step in range(100):
+            optimizer.zero_grad()
+            losses = [model(torch.randn(3, 4)).square().mean() for _ in range(2)]
+            if step in {70, 80, 90}:
+                (losses[0] * float("nan")).backward()
+                continue
+            torch.autograd.backward(losses)
+            optimizer.step()
+    assert torch.isfinite(model.weight).all()

@@ -177,6 +177,10 @@ class Losses:
             self.recorded = step
         return []
 
+    def forget_last(self) -> None:
+        """Forget the losses of the last backward pass, as there was another one, whose are not read."""
+        self.last = ()
+
     def late(self, news: Sequence[Arrived]) -> list[RunEvent]:
         """Note what arrived late from devices: losses that were not finite, or gradients of finite ones.
 

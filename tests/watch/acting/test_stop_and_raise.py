@@ -12,10 +12,11 @@ from torch import nn
 
 import kedge
 from kedge.errors import FindingRaised, TrainingStopped
-from kedge.rules.registry import ALL
+from kedge.rules.registry import ALL, check
 from kedge.store.recording import Recording
 from kedge.testing import assert_unhooked
 from tests.watch.acting.programs import Training, sgd
+from tests.watch.watched import at_levels, fix_kinds
 
 
 def watch(tmp_path, action, code="NAN-BORN", **options):
@@ -46,16 +47,28 @@ def test_raise_comes_before_the_step_with_the_finding(bad, of_loss, closure, tmp
     assert training.at == bad
     for one, other in zip(plain.model.parameters(), training.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    (found, *_) = Recording.open(tmp_path / "run.kedge") and kedge_findings(tmp_path)
+    (found, *_) = check(Recording.open(tmp_path / "run.kedge"))
     assert (found.code, found.step) == ("NAN-BORN", bad)
     assert_unhooked(training.model)
 
 
-def kedge_findings(tmp_path):
-    """Return the findings in the recording."""
-    from kedge.rules.registry import check
+@at_levels()
+@pytest.mark.parametrize("of_loss", [False, True])
+@pytest.mark.parametrize("closure", [False, True])
+def test_every_kind_of_step_raises(levels, of_loss, closure, tmp_path, monkeypatch) -> None:
+    """Whether it is measured, guarded or skipped."""
+    fix_kinds(monkeypatch, *levels)
+    training = Training(sgd, bad=(9,), of_loss=of_loss)
+    step = training.step_with_closure if closure else training.step
 
-    return check(Recording.open(tmp_path / "run.kedge"))
+    with watch(tmp_path, "raise"), pytest.raises(FindingRaised) as raised:
+        for _ in range(12):
+            step()
+
+    finding = raised.value.finding
+    assert (training.at, finding.code, finding.step) == (9, "NAN-BORN", 9)
+    assert finding.site
+    assert all(torch.isfinite(param).all() for param in training.model.parameters())
 
 
 def test_stop_passes_by_except_exception_and_runs_finally(tmp_path) -> None:

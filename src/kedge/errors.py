@@ -35,6 +35,7 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
     │   ├── NoSuchKey           there are no features of a sample with this key
     │   └── CannotCompare       two recordings have nothing in common
     ├── WatchingFailed          Kedge itself failed in a strict watch
+    ├── FindingRaised           a watch found what it was asked to raise
     ├── NoSuchRule              no rule has this code
     ├── ConfigError             the settings in a file cannot be used
     ├── ExtractError            features cannot be extracted in the requested way
@@ -73,6 +74,8 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
     ├── Recompiled              compiled code is compiled again, with the hooks in it
     ├── OffloadFailed           a saved tensor could not be moved and stayed in place
     └── DiskIsMemory            the folder for saved tensors is on a file system in memory
+
+    TrainingStopped             a watch found what it was asked to stop at; it is a SystemExit
 """
 
 from __future__ import annotations
@@ -236,6 +239,37 @@ class CannotCompare(RecordingError, ValueError):
 
 class WatchingFailed(KedgeError):
     """A strict watch ended, and Kedge itself had failed; the message names the place."""
+
+
+class FindingRaised(KedgeError):
+    """A watch found what it was asked to raise: ``on={"NAN-BORN": "raise"}``.
+
+    Attributes:
+        finding: What was found, a `kedge.Finding`.
+    """
+
+    def __init__(self, message: str, finding: Any = None) -> None:
+        super().__init__(message)
+        self.finding = finding
+
+
+STOPPED = 3
+"""The exit status of a program that was stopped at a finding."""
+
+
+class TrainingStopped(_Named, SystemExit):
+    """A watch found what it was asked to stop at: ``on={"NAN-BORN": "stop"}``.
+
+    It ends the program with the exit status 3. As an exit, it passes by ``except Exception``, and
+    ``finally`` blocks are run.
+
+    Attributes:
+        finding: What was found, a `kedge.Finding`.
+    """
+
+    def __init__(self, finding: Any = None) -> None:
+        super().__init__(STOPPED)
+        self.finding = finding
 
 
 class NoSuchRule(KedgeError, LookupError):

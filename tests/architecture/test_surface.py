@@ -34,7 +34,7 @@ def _errors():
     found = [
         c for c in vars(errors).values() if inspect.isclass(c) and c.__module__ == errors.__name__
     ]
-    return [c for c in found if issubclass(c, (Exception, Warning))]
+    return [c for c in found if issubclass(c, BaseException)]
 
 
 def _declared_by_root(root):

@@ -17,7 +17,7 @@ import torch.distributed
 
 from kedge.report.head import lost_ranks
 from kedge.rules.registry import check
-from kedge.store.events import EndEvent
+from kedge.store.events import EndEvent, StepSkippedEvent
 from kedge.store.recording import Recording
 from tests import forked
 from tests.marks import full, measured
@@ -460,3 +460,49 @@ def test_sharded_models_train_as_without_kedge(torchrun: Launcher, sharded: str)
         assert {kind: rows.count.tolist() for kind, rows in weight.items()} == dict.fromkeys(
             weight, [8 * 6] * 3
         )
+
+
+#: At step 7 the loss of rank 1 alone is NaN, and the gradients of all, which DDP averages.
+SPOILED = TRAIN.replace(
+    "        optimizer.zero_grad()\n",
+    "        if step == 7 and rank == 1:\n"
+    '            loss = loss * float("nan")\n'
+    "        optimizer.zero_grad()\n",
+)
+#: No rank hears of another one's gradients; but all meet after each step.
+APART = SPOILED.replace("if world > 1:\n        model", "if False:\n        model").replace(
+    "        optimizer.step()\n", "        optimizer.step()\n        dist.barrier()\n"
+)
+
+
+@pytest.mark.parametrize("source", [SPOILED, APART], ids=["together", "apart"])
+def test_a_rank_that_stops_does_not_leave_the_others_waiting(
+    source: str, torchrun: Launcher
+) -> None:
+    """Each acts on what it has itself; torchrun ends the rest, and the recording has the finding."""
+    name = torchrun.write(source)
+    words = ("kedge", "run", *ALWAYS, "-o", "it.kedge", "--on", "NAN-BORN=stop", name, "23")
+
+    done = torchrun(2, *words)
+
+    assert done.returncode == 1
+    assert "rank 1: stopped before the optimizer's step 7 (NAN-BORN: " in done.stderr
+    assert ("[kedge] stopped" in done.stderr) == (source is SPOILED)
+    recording = Recording.open(torchrun.folder / "it.kedge")
+    (found, *_) = check(recording)
+    assert (found.code, found.step) == ("NAN-BORN", 7)
+
+
+def test_ranks_that_skip_a_step_stay_together(torchrun: Launcher) -> None:
+    """With gradients that DDP has averaged, all skip the same steps, and have the same parameters."""
+    name = torchrun.write(SPOILED)
+    words = ("kedge", "run", *ALWAYS, "-o", "it.kedge", "--on", "NAN-BORN=skip", name, "23")
+
+    done = torchrun(2, *words)
+
+    assert done.returncode == 0, done.stderr
+    first, second = sorted(done.stdout.splitlines())
+    assert first.partition("[")[2] == second.partition("[")[2]
+    assert "nan" not in done.stdout
+    skipped = Recording.open(torchrun.folder / "it.kedge").of(StepSkippedEvent)
+    assert [event.step for event in skipped] == [7, 7]

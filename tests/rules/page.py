@@ -38,7 +38,7 @@ ratio = 1e-4
 ```
 
 The nearest `pyproject.toml` with a `[tool.kedge]` counts, from the working directory upwards; `--config FILE` names
-another. Options on the command line take precedence over the file. [All thresholds](#all-thresholds) are at the end of this page.
+another. `[tool.kedge.on]` says [what is done at a finding](../how-to/act.md) while a program runs. Options on the command line take precedence over the file. [All thresholds](#all-thresholds) are at the end of this page.
 
 ## Causes and effects
 

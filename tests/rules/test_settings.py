@@ -62,7 +62,7 @@ def test_a_whole_number_will_do_for_any_number():
         ({"selct": []}, "f: [tool.kedge] has an unknown key 'selct'; the nearest are select"),
         (
             {"x": 1},
-            "f: [tool.kedge] has an unknown key 'x'; the known ones are select, ignore, rules",
+            "f: [tool.kedge] has an unknown key 'x'; the known ones are select, ignore, rules, on",
         ),
         ({"rules": 3}, "f: [tool.kedge.rules] is 3; it must be a table"),
         ({"rules": {"PLAIN": 3}}, "f: [tool.kedge.rules.PLAIN] is 3; it must be a table"),

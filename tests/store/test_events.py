@@ -46,7 +46,9 @@ from kedge.store.events import (
     RunEvent,
     SavedEvent,
     SharedParametersEvent,
+    SnapshotEvent,
     SoftmaxRead,
+    StepSkippedEvent,
     UnknownEvent,
     UnseenDetail,
     UnseenEvent,
@@ -107,6 +109,8 @@ EVENTS = [
         seconds=0.5,
     ),
     SharedParametersEvent(optimizers=(0, 1), parameters=("fc.weight",), count=1, compared=4),
+    SnapshotEvent(step=3, code="NAN-BORN", folder="snapshot-3"),
+    StepSkippedEvent(step=3, code="NAN-BORN", optimizer=1),
     UnseenEvent(what="failed", detail=UnseenDetail(name="a step", cause="ValueError")),
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -68,6 +68,18 @@ class RunCommand:
             ),
         )
         parser.add_argument(
+            "--on",
+            metavar="CODE=ACTION",
+            action="append",
+            type=_order,
+            default=[],
+            help=(
+                "at a finding of this rule, or of this severity (error, warning), stop the program, "
+                "raise an error in it, skip the optimizer's step, or keep a snapshot of its state; "
+                "can be repeated"
+            ),
+        )
+        parser.add_argument(
             "-q",
             "--quiet",
             action="store_true",
@@ -97,12 +109,13 @@ class RunCommand:
         name = launch.settle(args.output or f"{program.name}.{launch.label}.kedge", args.force)
         if args.sites is not None:
             check_watched(args.sites)
+        on = _orders(args.on)
         if args.verify:
             from kedge.verify.compare import verify
 
             return verify(program, args)
         account = _step_account if args.saved else None
-        order = WatchOptions(args.sites or "**", args.every, args.budget, args.dump, account)
+        order = WatchOptions(args.sites or "**", args.every, args.budget, args.dump, account, on)
         return _run(program, order, Output(name, args.force, args.quiet, args.strict))
 
 
@@ -111,6 +124,34 @@ def _step_account(shield: Any) -> Any:
     from kedge.watch.records.step_account import StepAccount
 
     return StepAccount(shield)
+
+
+def _order(text: str) -> tuple[str, str]:
+    """Return the code or severity, and the action, of a text such as ``NAN-BORN=stop``."""
+    key, equals, action = text.partition("=")
+    if not (key and equals and action):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} names no action; write one behind the code, such as NAN-BORN=stop"
+        )
+    return key, action
+
+
+def _orders(typed: list[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]:
+    """Return what is to be done at findings, as typed and as the project has it.
+
+    The rules, and numpy with them, are loaded before the program only if there is something.
+    """
+    from kedge.program.project_file import project_table
+
+    _, table = project_table()
+    if not typed and "on" not in table:
+        return {}
+    from kedge.watch.acting.orders import orders_of, with_those_of_project
+
+    given: dict[str, str] = {}
+    for key, action in typed:
+        given[key] = ",".join(part for part in (given.get(key), action) if part)
+    return with_those_of_project(orders_of(given, "--on "))
 
 
 @dataclass(frozen=True)

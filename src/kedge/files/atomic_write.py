@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,26 @@ def told(what: str, then: str = "") -> Iterator[None]:
         raise RecordingError(
             f"cannot {what}: {cause}; {advice}" + (f"; {then}" if then else "")
         ) from error
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Context that makes a folder so that it has all of its files or does not exist.
+
+    Yields another folder to write them into, which gets the name at the end.
+
+    Raises:
+        RecordingError: It cannot be written.
+    """
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    with told(f"write {folder}"):
+        try:
+            temporary.mkdir()
+            yield temporary
+            temporary.replace(folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
 
 
 def replace(path: Path, text: str) -> None:

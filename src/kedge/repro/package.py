@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from kedge.files.atomic_write import told
+from kedge.files.atomic_write import new_folder
 from kedge.repro.calls import RecordedCall
 from kedge.repro.finiteness import counts
 from kedge.repro.python_source import SourceWriter, attributes
@@ -90,18 +89,15 @@ class CallPackage:
 
     def write(self, folder: Path) -> None:
         """Write the files, atomically: the folder has all of them or does not exist."""
-        temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-        with told(f"write {folder}"):
-            temporary.mkdir()
-            about = {
-                "site": visible(self.suspect.site),
-                "step": str(self.step),
-                "notes": json.dumps(self.notes),
-                "seen": json.dumps(self.seen),
-            }
-            save_file(self.tensors, temporary / TENSORS, metadata=about)
-            (temporary / SCRIPT).write_text(self.script, encoding="utf-8")
-            temporary.replace(folder)
+        about = {
+            "site": visible(self.suspect.site),
+            "step": str(self.step),
+            "notes": json.dumps(self.notes),
+            "seen": json.dumps(self.seen),
+        }
+        with new_folder(folder) as place:
+            save_file(self.tensors, place / TENSORS, metadata=about)
+            (place / SCRIPT).write_text(self.script, encoding="utf-8")
 
     def attribute(self, value: Tensor) -> None:
         """Save a tensor found in a module's attribute."""
@@ -186,8 +182,13 @@ class CallPackage:
         self.size += value.nbytes
         if self.size > self.limit:
             raise TooLarge
-        copy = torch.empty(value.shape, dtype=value.dtype, device="cpu")
-        self.tensors[name] = copy.copy_(value)
+        self.tensors[name] = copy_on_cpu(value)
+
+
+def copy_on_cpu(value: Tensor) -> Tensor:
+    """Return a copy of a tensor, or of this process's part of it, in the CPU's memory and to itself."""
+    own = own_part(value.detach())
+    return torch.empty(own.shape, dtype=own.dtype, device="cpu").copy_(own)
 
 
 class SuspectPackages:

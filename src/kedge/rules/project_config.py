@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from kedge.errors import ConfigError
-from kedge.json_input.reading import read_regular
+from kedge.program.project_file import project_table
 from kedge.rules import registry
 from kedge.rules.rule import Rule
 from kedge.rules.settings import chosen, codes, configured
-
-NAME = "pyproject.toml"
 
 
 def configured_rules(
@@ -39,48 +33,13 @@ def configured_rules(
     """
     typed = _typed(select)
     left_out = _typed(ignore) or []
-    where, table = _read(config, folder)
+    where, table = project_table(config, folder)
     rules = configured(registry.ALL, table, where)
     selected = codes(registry.ALL, table, "select", where)
     ignored = codes(registry.ALL, table, "ignore", where) or []
     if typed is not None:
         return chosen(rules, typed, left_out)
     return chosen(rules, selected, [*ignored, *left_out])
-
-
-def _read(config: str | None, folder: Path | None) -> tuple[str, Mapping[str, Any]]:
-    """Return the file and its table; an empty table if there is none."""
-    if config is not None:
-        table = _table_of(Path(config))
-        if table is None:
-            raise ConfigError(
-                f"{config} has no table [tool.kedge]; add one, or name another file with --config"
-            )
-        return config, table
-    start = Path.cwd() if folder is None else folder
-    for place in (start, *start.parents):
-        if (place / NAME).is_file() and (table := _table_of(place / NAME)) is not None:
-            return str(place / NAME), table
-    return NAME, {}
-
-
-def _table_of(path: Path) -> Mapping[str, Any] | None:
-    try:
-        document = tomllib.loads(read_regular(path).decode("utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror or error}; name another file with --config"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(
-            f"cannot read {path}: it is not TOML ({error}); correct it, or name "
-            "another file with --config"
-        ) from error
-    tool = document.get("tool", {})
-    table = tool.get("kedge") if isinstance(tool, dict) else None
-    if table is not None and not isinstance(table, dict):
-        raise ConfigError(f"{path}: tool.kedge is {table!r}; it must be a table: [tool.kedge]")
-    return table
 
 
 def _typed(text: str | None) -> list[str] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from textwrap import indent
 
@@ -54,6 +54,7 @@ from kedge.rules.training.spike import Spike
 from kedge.rules.training.squashed_logits import SquashedLogits
 from kedge.rules.training.train_mode import TrainMode
 from kedge.rules.training.workers_alike import WorkersAlike
+from kedge.store.events import SnapshotEvent
 from kedge.store.recording import Recording
 
 #: Every rule with its default thresholds, in the order in which they are listed.
@@ -145,12 +146,25 @@ def in_order(
 ) -> tuple[Finding, ...]:
     """Return the findings of some rules, as `check` does, given what each rule found."""
     found = naming_ranks(recording, judging, each)
-    return tuple(
-        sorted(
-            follow(recording, found, by_code(judging).values()),
-            key=lambda each: (SEVERITIES.index(each.severity), each.step, bool(each.follows)),
-        )
+    ordered = sorted(
+        follow(recording, found, by_code(judging).values()),
+        key=lambda each: (SEVERITIES.index(each.severity), each.step, bool(each.follows)),
     )
+    return tuple(_naming_snapshots(recording, ordered))
+
+
+def _naming_snapshots(recording: Recording, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield findings with the snapshot of the program's state that was kept for their rule.
+
+    It is named by the first finding of the rule, the worst.
+    """
+    snapshots = {event.code: event.folder for event in recording.of(SnapshotEvent)}
+    for finding in findings:
+        folder = snapshots.pop(finding.code, "")
+        if folder:
+            yield finding.with_snapshot(folder)
+        else:
+            yield finding
 
 
 def explain(code: str, rules: Iterable[Rule] | None = None) -> str:

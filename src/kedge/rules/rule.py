@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from kedge.calls.arguments import called_as, described
@@ -37,6 +37,8 @@ class Finding:
         remedy: What to do about it.
         ranks: The ranks that it holds for, if that is known; written with the evidence.
         follows: The code of the rule whose finding it may follow from; written with the evidence.
+        snapshot: The folder of the recording that keeps the program's state; written with the
+            evidence.
     """
 
     code: str
@@ -49,6 +51,7 @@ class Finding:
     remedy: str = ""
     ranks: tuple[int, ...] = field(default=(), kw_only=True)
     follows: str = field(default="", kw_only=True)
+    snapshot: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         """Check that the evidence has a type."""
@@ -66,6 +69,8 @@ class Finding:
             evidence["ranks"] = list(self.ranks)
         if self.follows:
             evidence["follows"] = self.follows
+        if self.snapshot:
+            evidence["snapshot"] = self.snapshot
         return {
             "code": self.code,
             "severity": self.severity,
@@ -76,6 +81,11 @@ class Finding:
             "confidence": self.confidence,
             "remedy": self.remedy,
         }
+
+    def with_snapshot(self, folder: str) -> Finding:
+        """Return the finding with the folder of the recording that keeps the program's state."""
+        message = f"{self.message} The program's state is kept in {folder}."
+        return replace(self, snapshot=folder, message=message)
 
     def words(self) -> list[str]:
         """Return its evidence in words, as far as neither the message nor the figure shows it."""

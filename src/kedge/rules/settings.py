@@ -86,7 +86,7 @@ def toml(rules: Iterable[Rule], defaults: Iterable[Rule]) -> str:
 
 
 #: The keys of ``[tool.kedge]``.
-KEYS = ("select", "ignore", "rules")
+KEYS = ("select", "ignore", "rules", "on")
 
 
 def _section(rule: Rule, usual: Thresholds) -> str:

@@ -744,6 +744,36 @@ class DumpEvent(RunEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotEvent(RunEvent):
+    """Parameters, buffers, optimizers and random numbers were kept in a folder of the recording.
+
+    Attributes:
+        code: The code of the rule whose finding asked for it.
+        folder: The folder.
+    """
+
+    kind = "snapshot"
+    step: int
+    code: str
+    folder: PlainName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSkippedEvent(RunEvent):
+    """An optimizer's step was not taken, because of a finding.
+
+    Attributes:
+        code: The code of the rule.
+        optimizer: The number of the optimizer.
+    """
+
+    kind = "step-skipped"
+    step: int
+    code: str
+    optimizer: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BadOperation:
     """An operation that made a value of a kept call, with the program's line."""
 

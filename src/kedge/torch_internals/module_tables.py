@@ -85,6 +85,18 @@ def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
+def lasting_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and buffers that `state_dict` has, by its names, each under every name."""
+    paths = named_modules(module)
+    found: dict[str, Tensor] = {}
+    for path, inside in paths.items():
+        passing = getattr(inside, "_non_persistent_buffers_set", ())
+        for name, value in (*own_parameters(inside).items(), *own_buffers(inside).items()):
+            if value is not None and name not in passing:
+                found[_joined(path, name)] = value
+    return found
+
+
 def modules_in(module: nn.Module) -> dict[str, nn.Module]:
     """Return a module and all inside, each once, by its first path.
 

@@ -17,6 +17,12 @@ class RandomState:
         self._python = random.getstate()
         self._numpy: Any = np.random.get_state()  # noqa: NPY002 - models draw from it, not Kedge
 
+    def entries(self) -> dict[str, Any]:
+        """Return the states as JSON can have them, in the order of `random.setstate` and of NumPy's."""
+        version, numbers, gauss = self._python
+        kind, keys, *rest = self._numpy
+        return {"python": [version, list(numbers), gauss], "numpy": [kind, keys.tolist(), *rest]}
+
     def restore(self, now: RandomState) -> None:
         """Set them back, given the present ones: only if they differ, as that takes long."""
         if now._python != self._python:

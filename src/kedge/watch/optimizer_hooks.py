@@ -42,6 +42,7 @@ class OptimizerHooks:
         passes = record.models.passes
         self.skipped = passes.skipped
         self._measure_before = shield.around(self._before_step, OPTIMIZER)
+        self._measure_bad = shield.around(self._bad_step, OPTIMIZER)
         self._measure_after = shield.around(record.after_update, OPTIMIZER)
         self._count = shield.around(self.steps.count_update, OPTIMIZER)
 
@@ -61,6 +62,20 @@ class OptimizerHooks:
         closure = any(map(callable, (*args, *kwargs.values())))
         if self.record.before_update(optimizer, entry, closure=closure):
             self.kinds.interrupt()
+
+    def measure_bad_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Measure what an optimizer is about to use, in a step that has just turned out to be bad.
+
+        In a measured step all is measured already, and so it is where that was known before.
+        """
+        if not self.record.measured and not self.record.updates.bad:
+            self._measure_bad(optimizer, args, kwargs)
+
+    def _bad_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.skipped.on:
+            self.kinds.interrupt_skipped()
+        self.record.updates.backward_ended((optimizer,))
+        self._before_step(optimizer, args, kwargs)
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Count an optimizer's step; see Note [Cold caches] in `kedge.watch.step`."""

@@ -10,6 +10,7 @@ watched, `kedge.watch.steps.steps` decides which of these events end a step, and
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import ExitStack
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -17,6 +18,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from kedge.actions.measure.meter import Meter
 from kedge.hooks.firing.schedule import PassCounter
@@ -28,6 +30,7 @@ from kedge.store.events import LedgerEvent, LedgerLine
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.hook_tables import before_forward
 from kedge.torch_internals.module_tables import modules_in
+from kedge.watch.acting.acting import Acting
 from kedge.watch.models.backward_start import BackwardStart
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import Optimizers
@@ -59,6 +62,9 @@ class Watcher:
         n: After the first steps, one step in `n` is measured, or fewer if the budget does not pay
             for it.
         budget: The share of the program's time that watching may take; None for no limit.
+
+    Attributes:
+        acting: What is done at findings; None if nothing is ordered.
     """
 
     def __init__(
@@ -85,7 +91,8 @@ class Watcher:
         )
         self.training = Training(self.models, record.updates, self.steps)
         self.kinds = StepKinds(self.steps, record, self.training, shield)
-        self._updates = OptimizerHooks(record, self.training, self.kinds, shield)
+        self.updates = OptimizerHooks(record, self.training, self.kinds, shield)
+        self.acting: Acting | None = None
         self._undo = ExitStack()
         self._final: WatchSummary | None = None
 
@@ -96,6 +103,7 @@ class Watcher:
         self.backward_began = around(self._backward_began, BACKWARD)
         self.backward_ended = around(self._backward_ended, BACKWARD)
         self.skipped_began = around(self._skipped_began, BACKWARD)
+        self.skipped_unread = record.losses.forget_last
         self.skipped_gradients = around(record.skipped_gradients, BACKWARD)
         self.skipped_backward_ended = around(self._count_backward, BACKWARD)
         self.skipped_is_bad = around(self.kinds.interrupt_skipped, STEP)
@@ -108,13 +116,20 @@ class Watcher:
         """Return the seconds of watching that no block of the costs and no hook has timed."""
         record = self.record
         lines = record.losses.lines
-        return record.first_step.seconds + self.models.passes.seconds + lines.seconds
+        seconds = record.first_step.seconds + self.models.passes.seconds + lines.seconds
+        if self.acting is not None:
+            seconds += self.acting.seconds
+        return seconds
 
     def __enter__(self) -> Self:
         """Begin to watch."""
         finder = register_module_forward_pre_hook(self._module_called)
-        updates = self._updates.install()
-        for handle in (finder, *updates):
+        updates = self.updates.install()
+        acting: Iterable[RemovableHandle] = ()
+        if self.acting is not None:
+            acting = self.acting.install()
+            self._undo.callback(self.acting.close)
+        for handle in (finder, *updates, *acting):
             self._undo.callback(handle.remove)
         self._undo.callback(self.models.passes.close)
         self._undo.callback(self.record.close)

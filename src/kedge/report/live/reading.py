@@ -10,16 +10,13 @@ from pathlib import Path
 
 from kedge.report.head import is_written
 from kedge.report.shown_run import ShownRun
-from kedge.rules.registry import check
+from kedge.rules.paced_check import PacedCheck
 from kedge.rules.rule import Rule
 from kedge.store.follow import Follower, Pace
 from kedge.store.recording import Recording
 
 #: The seconds without a new step after which the lock of the writers is checked.
 QUIET = 5.0
-#: The pause between two runs of the rules: a multiple of the time they took, and the least one in
-#: seconds.
-RULES_PAUSE, LEAST_PAUSE = 10.0, 2.0
 
 
 class RunState(Enum):
@@ -50,6 +47,7 @@ class RunReader:
     ) -> None:
         self.path = path
         self._rules = rules
+        self._check = PacedCheck(rules, clock)
         self.state = RunState.WAITING
         self.shown_run: ShownRun | None = None
         self._clock = clock
@@ -57,7 +55,6 @@ class RunReader:
         self._pace = Pace()
         self._last_news = -QUIET
         self._unchecked = False
-        self._check_from = 0.0
 
     def read(self) -> bool:
         """Read on; return whether anything is new.
@@ -83,7 +80,7 @@ class RunReader:
             # An existing recording is not news, so that one left by a killed run is recognized at
             # once.
             self._pace.forget()
-            self._check_from = now
+            self._check.begin_again()
             self._last_news = now - QUIET
             findings = ()
         pace = self._pace.at(recording, now)
@@ -91,15 +88,13 @@ class RunReader:
         self._unchecked = True
 
     def _check_when_due(self) -> bool:
-        if self.shown_run is None or not self._unchecked:
+        shown = self.shown_run
+        if shown is None or not self._unchecked:
             return False
-        start = self._clock()
-        if start < self._check_from and self.shown_run.recording.end is None:
+        if not self._check.is_due and shown.recording.end is None:
             return False
-        findings = check(self.shown_run.recording, self._rules)
-        self.shown_run = replace(self.shown_run, findings=findings)
-        took = self._clock() - start
-        self._check_from = start + took + max(LEAST_PAUSE, RULES_PAUSE * took)
+        findings = self._check.run(lambda: shown.recording)
+        self.shown_run = replace(shown, findings=findings or ())
         self._unchecked = False
         return True
 

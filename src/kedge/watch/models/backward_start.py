@@ -59,6 +59,9 @@ class SkippedLosses(Protocol):
             frame: That of `torch.autograd.backward`.
         """
 
+    def skipped_unread(self) -> None:
+        """Called once for each backward pass of a skipped step that began otherwise."""
+
 
 class LossCheck:
     """The losses of skipped steps, each read from the frame of its active backward pass.
@@ -96,6 +99,7 @@ class LossCheck:
         if frame is None or frame.f_code is not self._code:
             frame = self._find()
         if frame is None:
+            self.handler.skipped_unread()
             self.task = task
             return True
 
@@ -107,6 +111,8 @@ class LossCheck:
             if number is not None and not isfinite(number):
                 return False
             self.handler.skipped_began(value, number, frame)
+        else:
+            self.handler.skipped_unread()
         self.task = task
         return True
 

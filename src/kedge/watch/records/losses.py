@@ -60,6 +60,8 @@ class Losses:
         lines: The program's line of each operation.
         recorded: The last step of which a loss was recorded.
         scale: What a GradScaler has multiplied the last loss by; None without one.
+        last: The losses of the last backward pass; on a device they are not read. None of those
+            that a GradScaler has scaled: it skips the step if they are too large.
     """
 
     def __init__(self, meter: Meter, curves: Curves, checks: GradientChecks) -> None:
@@ -80,10 +82,12 @@ class Losses:
         self._told: set[str] = set()
         self.recorded = -1
         self.scale: Tensor | None = None
+        self.last: tuple[Tensor | float, ...] = ()
 
     def began(self, began: BackwardStart, step: int, *, measured: bool) -> list[RunEvent]:
         """Record the loss at which a backward pass began; returns the events for the recording."""
         notes: list[RunEvent] = []
+        self.last = ()
         if not began.tensors or not all(map(modes.has_data, began.tensors)):
             return notes
         path = self.path_of(began)
@@ -126,6 +130,8 @@ class Losses:
                 continue
             if scale is not None:
                 number = unscaled(number, scale)
+            else:
+                self.last = (*self.last, number)
             bad |= self.curves.add_value(step, seat.id, number, measured=measured)
         self.bad |= bad
 
@@ -164,10 +170,16 @@ class Losses:
 
         if type(number) is not float:
             number = number_of(loss) if modes.has_data(loss) else None
+        self.last = ()
         if number is not None:
+            self.last = (number,)
             self.curves.add_value(step, self._seats[path], number, measured=False)
             self.recorded = step
         return []
+
+    def forget_last(self) -> None:
+        """Forget the losses of the last backward pass, as there was another one, whose are not read."""
+        self.last = ()
 
     def late(self, news: Sequence[Arrived]) -> list[RunEvent]:
         """Note what arrived late from devices: losses that were not finite, or gradients of finite ones.

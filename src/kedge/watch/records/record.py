@@ -232,6 +232,13 @@ class TrainingRecord:
         # Of steps on a device the news may be of an earlier one.
         return self._note_news() or bad
 
+    def write_so_far(self, step: int) -> None:
+        """Write what is known of the current step, waiting for devices; the rest comes at its end."""
+        self.curves.depart(step)
+        self.meter.finish()
+        self.writer.write_curves(step, wait=True)
+        self.writer.write_notes()
+
     def _groups(self) -> list[list[ParameterSites]]:
         """Return the parameters of each root, and of each optimizer."""
         places = self.models.places

@@ -12,17 +12,22 @@ import torch
 from kedge.actions.measure.meter import Meter
 from kedge.repro.first_bad_call import FirstBadCall
 from kedge.repro.rerun import operations_of
+from kedge.rules.project_config import configured_rules
 from kedge.store.events import JoinedEvent
 from kedge.store.writing.folder import RecordingWriter, create, join
 from kedge.torch_internals import accelerators
+from kedge.watch.acting.acting import Acting
 from kedge.watch.records.writer import StepSink
 from kedge.watch.run.options import WatchOptions
-from kedge.watch.run.ranks import places
+from kedge.watch.run.ranks import LaunchedRank, places
 from kedge.watch.watcher import Watcher
 
 
 def make_watch(
-    log: StepSink, options: WatchOptions, place: Callable[[], Path | None] | None = None
+    log: StepSink,
+    options: WatchOptions,
+    place: Callable[[], Path | None] | None = None,
+    rank: int | None = None,
 ) -> Watcher:
     """Return a watcher for all models of this process; it does not watch yet.
 
@@ -30,7 +35,8 @@ def make_watch(
         log: Receives the records.
         options: The options of the watch.
         place: Returns the recording, whose folder also receives the repro of ``--dump``, or None as
-            long as there is none; without it, no repro is made.
+            long as there is none; without it, no repro is made, and nothing is done at findings.
+        rank: The rank of this process; that which its launcher tells if None.
     """
     watch = Watcher(Meter(), log, sites=options.sites, n=options.every, budget=options.budget)
     record = watch.record
@@ -39,6 +45,19 @@ def make_watch(
     if options.saved is not None:
         first_step = record.first_step
         first_step.step_account = options.saved(first_step.shield)
+    if rank is None:
+        rank = LaunchedRank.here().rank
+    if options.on and place is not None:
+        watch.acting = Acting(
+            options.on,
+            configured_rules(),
+            record,
+            watch.shield,
+            watch.updates,
+            place,
+            rank,
+            options.budget,
+        )
     return watch
 
 

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,7 @@ from kedge.sites.filters import check_watched
 from kedge.sites.select import Selector, Selectors
 from kedge.stderr import Shield, messenger
 from kedge.torch_internals.module_tables import modules_in
+from kedge.watch.acting.orders import orders_of, with_those_of_project
 from kedge.watch.run.begin import make_watch
 from kedge.watch.run.block_recording import BlockRecording
 from kedge.watch.run.end_clock import EndClock
@@ -128,18 +129,18 @@ class WatchBlock:
         atexit.register(self._end_with_program)
         ignore_warnings()
         if not self.strict:
-            Shield(*BEGINNING, tell=self._complain)(self._install, self._out.sinks)
+            Shield(*BEGINNING, tell=self._complain)(self._install, self._out.sinks, launch.rank)
             return self
         try:
-            self._install(self._out.sinks)
+            self._install(self._out.sinks, launch.rank)
         except Exception as error:
             self.end(error)
             raise
         return self
 
-    def _install(self, sinks: Sinks) -> None:
+    def _install(self, sinks: Sinks, rank: int) -> None:
         refresh()
-        watch = make_watch(sinks, self.options, sinks.recorder.folder)
+        watch = make_watch(sinks, self.options, sinks.recorder.folder, rank)
         with ExitStack() as undo:
             undo.push(watch)
             watch.__enter__()
@@ -306,6 +307,7 @@ def watch(
     force: bool = False,
     dump: bool = False,
     strict: bool = False,
+    on: Mapping[str, str | Sequence[str]] | None = None,
 ) -> WatchBlock:
     """Record every model that runs in this process, and report what goes wrong.
 
@@ -323,6 +325,9 @@ def watch(
         dump: Whether to keep the tensors around the first non-finite value.
         strict: Whether to raise Kedge's own failures at the end, instead of reporting them and
             continuing.
+        on: What to do at a finding while the program runs: ``"stop"``, ``"raise"``, ``"skip"`` or
+            ``"snapshot"``, by the code of a rule or a severity (``"error"``, ``"warning"``); several
+            with commas between.
 
     Returns:
         The block.
@@ -344,5 +349,6 @@ def watch(
         )
     if not isinstance(sites, str):
         sites = str(Selector(sites))
-    options = WatchOptions(sites, every, budget, dump)
+    orders = with_those_of_project(orders_of(on or {}, "watch(on=...): "))
+    options = WatchOptions(sites, every, budget, dump, on=orders)
     return WatchBlock(path, options, force=force, strict=strict)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kedge.errors import STOPPED, TrainingStopped
 from kedge.rules.project_config import configured_rules
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding, Rule
@@ -95,7 +96,10 @@ class BlockRecording:
             summary: The figures of the run.
             error: The error that ended the block.
         """
-        self.sinks.event(end_of(summary, int(error is not None), error))
+        status = int(error is not None)
+        if isinstance(error, TrainingStopped):
+            status = STOPPED
+        self.sinks.event(end_of(summary, status, error))
         self.sinks.close()
 
     def last_words(self, summary: WatchSummary, end: EndClock) -> Iterator[str]:

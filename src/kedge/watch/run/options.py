@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -32,6 +32,7 @@ class WatchOptions:
         saved: Called when the watch begins, with the shield that reports its failures; returns a
             list of everything that autograd saves in the first step
             (`kedge.watch.records.first_step.SavedTensorList`). None: no list.
+        on: What is done at findings while the program runs; see `kedge.watch.acting.orders`.
     """
 
     sites: str = "**"
@@ -39,6 +40,7 @@ class WatchOptions:
     budget: float | None = 0.03
     dump: bool = False
     saved: Callable[[Any], Any] | None = None
+    on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def manifest_of(command: Sequence[str], script: str, options: WatchOptions) -> dict[str, Any]:

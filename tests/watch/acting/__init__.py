@@ -1,0 +1,1 @@
+"""What is done at findings while a program runs."""

@@ -79,12 +79,10 @@ class OptimizerHooks:
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Count an optimizer's step; see Note [Cold caches] in `kedge.watch.step`."""
-        if (
-            self.skipped.on
-            and not (self.shield.in_child or is_compiling())
-            and self.steps.count_skipped(optimizer)
-        ):
-            return
+        if not (self.shield.in_child or is_compiling()):
+            self.record.steps_again.begin_after_step()
+            if self.skipped.on and self.steps.count_skipped(optimizer):
+                return
         if self.shield.in_child:
             unseen = self.record.facts.unseen
             unseen.stepped_in_child()

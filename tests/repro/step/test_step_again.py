@@ -157,7 +157,21 @@ for x, y in batches(12):
     optimizer.step()
 """
 
+WITH_DROPOUT = """
+for step in range(20):
+    x = torch.rand(8, 4) + 0.1
+    if step == 12:
+        x[3] = 0
+    p = F.dropout(net(x), 0.5)
+    ratio = p / x  # here
+    loss = F.mse_loss(p, torch.zeros(8, 4)) + ratio.nan_to_num(posinf=0).mean() + (p > 2).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
 PROGRAMS = {
+    "with dropout": WITH_DROPOUT,
     "in line": IN_LINE,
     "in a function": IN_A_FUNCTION,
     "in a class": IN_A_CLASS,

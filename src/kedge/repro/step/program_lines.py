@@ -55,6 +55,21 @@ class StatementsAgain:
     function: str
 
 
+@dataclass(frozen=True)
+class _Here:
+    """Where a frame is.
+
+    Attributes:
+        statement: The statement.
+        before: Those before it, the nearest first, up to the head of the innermost loop.
+        in_loop: Whether it is in a loop.
+    """
+
+    statement: ast.stmt
+    before: Sequence[ast.stmt]
+    in_loop: bool
+
+
 def statements_before(frame: FrameType) -> Iterator[StatementsAgain]:
     """Yield ever more statements that lead to the backward pass which a frame has called.
 
@@ -65,40 +80,34 @@ def statements_before(frame: FrameType) -> Iterator[StatementsAgain]:
         file = each.f_code.co_filename
         if file.startswith(OWN) or is_torch(file):
             continue
-        found = _path_to_line(each)
+        found = _place_in(each)
         if found is None:
             continue
         needed: set[str] = set()
         for calls_too in (False, True):
-            yield from _statements_of(each, *found, needed, calls_too=calls_too)
-        if needed.isdisjoint(_arguments_of(each)):
-            return  # what called this function gave it nothing that it needs
+            yield from _statements_of(each, found, needed, calls_too=calls_too)
+        if found.in_loop or needed.isdisjoint(_arguments_of(each)):
+            return  # nothing further out is of this step, or gave this function what it needs
 
 
 def _statements_of(
-    frame: FrameType,
-    last: ast.stmt,
-    before: Sequence[ast.stmt],
-    needed: set[str],
-    *,
-    calls_too: bool,
+    frame: FrameType, here: _Here, needed: set[str], *, calls_too: bool
 ) -> Iterator[StatementsAgain]:
     """Yield ever more statements of one frame, as `statements_before` does.
 
     Args:
         frame: The frame.
-        last: The statement that it is in.
-        before: Those before it, the nearest first.
+        here: Where it is.
         needed: Receives the names that are needed at the beginning of all of them.
         calls_too: Whether a call may change a needed name whose method it is, or that it is given.
     """
-    needed |= _loaded(last)
-    taken = [last]
+    needed |= _loaded(here.statement)
+    taken = [here.statement]
     bound: set[str] = set()
     calls = 0
     if not calls_too:
         yield _compiled(frame, taken, bound)
-    for statement in before:
+    for statement in here.before:
         own = _bound(statement)
         is_call = own.isdisjoint(needed) and calls_too and isinstance(statement, ast.Expr)
         if is_call and not needed.isdisjoint(_loaded(statement)):
@@ -132,8 +141,8 @@ def _compiled(frame: FrameType, taken: Sequence[ast.stmt], bound: set[str]) -> S
     return StatementsAgain(code, names, frozenset(bound), frame.f_code.co_qualname)
 
 
-def _path_to_line(frame: FrameType) -> tuple[ast.stmt, list[ast.stmt]] | None:
-    """Return the statement that a frame is in, and those before it, the nearest first.
+def _place_in(frame: FrameType) -> _Here | None:
+    """Return where a frame is.
 
     None if the source is not to be had, or if the statement cannot be run by itself.
     """
@@ -142,6 +151,7 @@ def _path_to_line(frame: FrameType) -> tuple[ast.stmt, list[ast.stmt]] | None:
         return None
     here = _position_in(frame)
     before: list[ast.stmt] = []
+    in_loop = False
     while True:
         at = next((i for i, each in enumerate(block) if _contains(each, here)), None)
         if at is None:
@@ -152,9 +162,9 @@ def _path_to_line(frame: FrameType) -> tuple[ast.stmt, list[ast.stmt]] | None:
         if inner is None:
             if hasattr(statement, "body"):
                 return None  # the line is the head of a block
-            return statement, before
+            return _Here(statement, before, in_loop)
         if isinstance(statement, _LOOPS):
-            before = []
+            before, in_loop = [], True
         block = inner
 
 

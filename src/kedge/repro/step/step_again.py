@@ -47,14 +47,22 @@ class StepAgain:
         step: The number of the step.
         site: The path of the loss.
         paths: Returns the recorded path of each module.
+        random_state: The state of PyTorch's random numbers at the beginning of the step; None if
+            it is not known.
     """
 
     def __init__(
-        self, frame: FrameType, losses: Sequence[Tensor], step: int, site: str, paths: Paths
+        self,
+        frame: FrameType,
+        losses: Sequence[Tensor],
+        step: int,
+        site: str,
+        paths: Paths,
+        random_state: Tensor | None,
     ) -> None:
         self.step = step
         self.site = site
-        work = partial(_examine, frame, tuple(losses), paths)
+        work = partial(_examine, frame, tuple(losses), paths, random_state)
         self._copy = CopiedProcess(work)
 
     def found(self, seconds: float = 0.0) -> ProducerEvent | None:
@@ -95,11 +103,15 @@ class _BackwardAgain(BaseException):
         self.gradients = gradients
 
 
-def _examine(frame: FrameType, losses: Sequence[Tensor], paths: Paths) -> bytes:
+def _examine(
+    frame: FrameType, losses: Sequence[Tensor], paths: Paths, random_state: Tensor | None
+) -> bytes:
     """Run in the copy: try ever more of the program's statements until they show the operation."""
     gc.disable()  # what would be freed is the program's
     torch.set_grad_enabled(True)
     torch.set_anomaly_enabled(False)
+    if random_state is not None:
+        torch.set_rng_state(random_state)
     given = torch.autograd.backward
 
     def begin_backward(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:

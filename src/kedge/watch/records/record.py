@@ -233,10 +233,11 @@ class TrainingRecord:
         return self._note_news() or bad
 
     def write_so_far(self, step: int) -> None:
-        """Write what is known of the current step, waiting for devices; the rest comes at its end."""
+        """Write what is known of the current step, waiting for all of it; the rest comes at its end."""
         self.curves.depart(step)
         self.meter.finish()
         self.writer.write_curves(step, wait=True)
+        self.writer.notes += self.steps_again.arrived(wait=True)
         self.writer.write_notes()
 
     def _groups(self) -> list[list[ParameterSites]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from kedge.repro.step.step_again import StepAgain, can_examine
 from kedge.store.events import ProducerEvent
@@ -15,7 +16,7 @@ from kedge.watch.models.models import Models
 _MOST = 2
 """Most steps of a run that are examined: a program may go on with such losses for long."""
 _PATIENCE = 20.0
-"""Seconds that the end of a run waits for an examination."""
+"""Seconds that an examination is waited for, at the end of the run or where its result decides."""
 
 
 class StepsAgain:
@@ -30,6 +31,11 @@ class StepsAgain:
         self._begun: list[StepAgain] = []
         self._left = _MOST
         self._last = -1
+        self._random_state: Tensor | None = None
+
+    def begin_after_step(self) -> None:
+        """Keep the state of PyTorch's random numbers: here the next step begins; it takes a microsecond."""
+        self._random_state = torch.default_generator.get_state()
 
     def begin(self, at: BackwardStart, step: int, site: str) -> None:
         """Begin to examine the current step, if it can be.
@@ -47,14 +53,14 @@ class StepsAgain:
             return
         self._left -= 1
         self._last = step
-        self._begun.append(StepAgain(at.frame, at.tensors, step, site, self._paths))
+        again = StepAgain(at.frame, at.tensors, step, site, self._paths, self._random_state)
+        self._begun.append(again)
 
-    def arrived(self, seconds: float = 0.0) -> list[ProducerEvent]:
-        """Return what the examinations have found that are over by now.
-
-        Args:
-            seconds: How long to wait for each.
-        """
+    def arrived(self, *, wait: bool = False) -> list[ProducerEvent]:
+        """Return what the examinations have found that are over by now, or when they are."""
+        seconds = 0.0
+        if wait:
+            seconds = _PATIENCE
         found = []
         for each in list(self._begun):
             event = each.found(seconds)
@@ -66,7 +72,7 @@ class StepsAgain:
 
     def end(self) -> list[ProducerEvent]:
         """Wait for the examinations; returns what they found."""
-        found = self.arrived(_PATIENCE)
+        found = self.arrived(wait=True)
         for each in self._begun:
             each.close()
         self._begun.clear()

@@ -725,6 +725,32 @@ class ProducerEvent(RunEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowShare:
+    """One row of a batch, and its shares of the loss and of the norm of the gradients."""
+
+    row: Count
+    loss: float
+    gradient: float | None = left_out(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsEvent(RunEvent):
+    """The rows of a batch that made its loss jump, as its lines showed when they ran again with some rows alone.
+
+    Attributes:
+        loss: The path of the loss.
+        of: The number of rows of the batch.
+        rows: Those with the largest shares; none if no few rows carry it.
+    """
+
+    kind = "rows"
+    step: int
+    loss: str | None = None
+    of: Count
+    rows: tuple[RowShare, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DumpEvent(RunEvent):
     """A call was kept in a folder of the recording, with a script that runs it again.
 

@@ -21,13 +21,17 @@ import ast
 import inspect
 import linecache
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from kedge.frames import OWN, frames_around, is_torch
+from kedge.sites import leaves
 
 _CHANGING = ("append", "extend", "insert", "add", "update", "setdefault", "appendleft")
 """Methods that change a list, a set or a mapping."""
@@ -38,6 +42,30 @@ Position = tuple[int, int]
 _BLOCKS = ("body", "orelse", "finalbody", "handlers")
 
 
+class _BackwardAgain(BaseException):
+    """What ran again has come to the backward pass; no ``except Exception`` of the program goes on."""
+
+    def __init__(self, losses: Any, gradients: Any) -> None:
+        super().__init__()
+        self.losses = losses
+        self.gradients = gradients
+
+
+@dataclass(frozen=True)
+class RanAgain:
+    """What statements have come to.
+
+    Attributes:
+        losses: What the backward pass begins at.
+        gradients: Those that it begins with; None for those of losses.
+        names: The names of the frame as they are then.
+    """
+
+    losses: Sequence[Tensor]
+    gradients: Sequence[Tensor | None] | None
+    names: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class StatementsAgain:
     """Statements of one frame, in the order of the program; the last one leads to the backward pass.
@@ -46,13 +74,42 @@ class StatementsAgain:
         code: The statements.
         names: The names of the frame.
         bound: The names that the statements before the last give a value to.
+        taken: The names that they read, and give no value to.
         function: The qualified name of the frame's function.
     """
 
     code: CodeType
     names: dict[str, Any]
     bound: frozenset[str]
+    taken: frozenset[str]
     function: str
+
+    def run(self, changed: Mapping[str, Any] | None = None) -> RanAgain | None:
+        """Run them up to the backward pass; return None if they do not come to it.
+
+        It is only for a copy of the process: the pass is kept from running for all of it.
+
+        Args:
+            changed: Values of names that are others than the program's.
+        """
+        names = {**self.names, **(changed or {})}
+        given = torch.autograd.backward
+        torch.autograd.backward = _leave_at_backward
+        try:
+            exec(self.code, names)  # noqa: S102 - the program's own statements
+        except _BackwardAgain as reached:
+            losses = [tensor for _, tensor in leaves.find(reached.losses)]
+            gradients = reached.gradients
+            if isinstance(gradients, Tensor):
+                gradients = [gradients]
+            return RanAgain(losses, gradients, names)
+        finally:
+            torch.autograd.backward = given
+        return None
+
+
+def _leave_at_backward(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
+    raise _BackwardAgain(tensors, grad_tensors)
 
 
 @dataclass(frozen=True)
@@ -138,7 +195,10 @@ def _compiled(frame: FrameType, taken: Sequence[ast.stmt], bound: set[str]) -> S
     module = ast.Module([*before, last], [])
     code = compile(module, frame.f_code.co_filename, "exec", dont_inherit=True)
     names = {**frame.f_globals, **frame.f_locals}
-    return StatementsAgain(code, names, frozenset(bound), frame.f_code.co_qualname)
+    read = set().union(*map(_loaded, taken))
+    return StatementsAgain(
+        code, names, frozenset(bound), frozenset(read - bound), frame.f_code.co_qualname
+    )
 
 
 def _place_in(frame: FrameType) -> _Here | None:

@@ -18,6 +18,8 @@ from kedge.rules.recorded.optimizers import later_starts
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_roots
 from kedge.rules.rule import Finding, Lack, Rule
+from kedge.short_text import percent
+from kedge.store.events import RowsEvent, RowShare
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats
 
@@ -33,6 +35,8 @@ class SpikeEvidence(Evidence):
     came_back: bool = said("it came back to the level before", no="it did not come back")
     course: Sequence[float | None] = unsaid()
     begins: JumpStart | None = unsaid(unless=None)
+    of: int | None = unsaid(unless=None)
+    rows: Sequence[RowShare] = unsaid(unless=())
 
 
 @dataclass(frozen=True)
@@ -204,11 +208,16 @@ class Spike(Rule):
         passed = len(after) > 0 and bool(np.median(after) < (usual + height) / 2)
         fate = "came back" if passed else "did not come back"
         begins = self._start(recording, course, highest, (usual + height) / 2)
+        rows = _rows_of(recording, course, step)
         where = ""
         look = "Look at the batch of that step"
         if begins is not None:
             where = f" {begins}"
             look = begins.remedy
+        if rows is not None:
+            where += _words_of_rows(rows)
+        if rows is not None and rows.rows:
+            look = f"Look at these rows of the batch of step {step}"
         often = ""
         if len(spikes) > 1:
             often = f", the highest of {len(spikes)} spikes"
@@ -230,6 +239,8 @@ class Spike(Rule):
                     for value in course.values[max(0, highest - NAMED) : highest + NAMED]
                 ],
                 begins=begins,
+                of=None if rows is None else rows.of,
+                rows=() if rows is None else rows.rows,
             ),
             confidence=0.8,
             remedy=f"{look}; clip gradients "
@@ -248,6 +259,33 @@ class Spike(Rule):
         if is_norm:
             roots = frozenset({course.site.root})
         return jump_start(recording, roots, steps, backward=is_norm)
+
+
+def _rows_of(recording: Recording, course: Course, step: int) -> RowsEvent | None:
+    """Return what the lines of a step have shown of the rows of its loss; None if they did not run again."""
+    for event in recording.of(RowsEvent):
+        if event.step == step and (
+            course.site.kind == "grad.norm" or event.loss == course.site.site
+        ):
+            return event
+    return None
+
+
+def _words_of_rows(event: RowsEvent) -> str:
+    """Return a sentence about the rows of a batch."""
+    begin = " The lines of the step ran again in a copy of the process:"
+    if not event.rows:
+        return (
+            f"{begin} no few of the {event.of} rows of the batch carry the loss, so it is not one "
+            "of them that is bad."
+        )
+    parts = []
+    for each in event.rows:
+        words = f"row {each.row} carries {percent(each.loss)} of the loss"
+        if each.gradient is not None:
+            words += f", and its gradient has {each.gradient:.2g} of the norm of the whole"
+        parts.append(words)
+    return f"{begin} of the {event.of} rows of the batch, counted from 0, {'; '.join(parts)}."
 
 
 def _excused(finding: Finding, excuse: str) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from types import FrameType
 from typing import Any
 
@@ -30,6 +31,7 @@ from kedge.watch.records.broadcasts import broadcast_in
 from kedge.watch.records.curves import Arrived, Curves, number_of
 from kedge.watch.records.dropouts_called import dropouts_called
 from kedge.watch.records.gradient_checks import GradientChecks
+from kedge.watch.records.loss_jumps import LossJumps
 from kedge.watch.records.loss_scaling import LossScaling, unscaled
 from kedge.watch.records.operation_lines import ProducerLines
 from kedge.watch.records.producer import find_able, find_behind_gradients, find_producer
@@ -59,6 +61,7 @@ class Losses:
         described: The operation and the program's line of each loss, by its path.
         lines: The program's line of each operation.
         recorded: The last step of which a loss was recorded.
+        has_jumped: Whether the last loss has jumped far above those before it.
         scale: What a GradScaler has multiplied the last loss by; None without one.
         last: The losses of the last backward pass; on a device they are not read. None of those
             that a GradScaler has scaled: it skips the step if they are too large.
@@ -82,6 +85,8 @@ class Losses:
         self._told: set[str] = set()
         self.recorded = -1
         self.scale: Tensor | None = None
+        self._jumps: dict[str, LossJumps] = {}
+        self.has_jumped = False
         self.last: tuple[Tensor | float, ...] = ()
 
     def began(self, began: BackwardStart, step: int, *, measured: bool) -> list[RunEvent]:
@@ -133,6 +138,7 @@ class Losses:
             else:
                 self.last = (*self.last, number)
             bad |= self.curves.add_value(step, seat.id, number, measured=measured)
+            self._note_jump(path, number)
         self.bad |= bad
 
         if not first.is_cpu and (has_learned or changed or path not in self._able):
@@ -180,6 +186,15 @@ class Losses:
     def forget_last(self) -> None:
         """Forget the losses of the last backward pass, as there was another one, whose are not read."""
         self.last = ()
+
+    def _note_jump(self, path: str, number: Tensor | float) -> None:
+        """Notice whether a loss has jumped far above its last ones; those on devices are not read."""
+        self.has_jumped = False
+        if type(number) is float and isfinite(number):
+            jumps = self._jumps.get(path)
+            if jumps is None:
+                jumps = self._jumps[path] = LossJumps()
+            self.has_jumped = jumps.add(number)
 
     def late(self, news: Sequence[Arrived]) -> list[RunEvent]:
         """Note what arrived late from devices: losses that were not finite, or gradients of finite ones.

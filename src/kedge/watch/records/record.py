@@ -16,7 +16,7 @@ from kedge.actions.measure.meter import Meter
 from kedge.store.events import LedgerLine
 from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import dynamo
-from kedge.watch.models.backward_start import BackwardStart, began
+from kedge.watch.models.backward_start import BackwardStart, began, programs_line
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import KnownOptimizer, Optimizers, params_of
 from kedge.watch.models.parameters import ParameterSites
@@ -115,7 +115,9 @@ class TrainingRecord:
         notes += self.by_hand.backward_began(measured=self.measured)
         notes += self.losses.began(at, self.step(), measured=self.measured)
         if self.losses.bad and not was_bad:
-            self.steps_again.begin(at, self.step(), self.losses.path_of(at))
+            self.steps_again.find_operation(at, self.step(), self.losses.path_of(at))
+        elif self.losses.has_jumped:
+            self.steps_again.find_rows(at, self.step(), self.losses.path_of(at))
         if self.measured:
             notes += self.facts.backward_began(self.step(), models.roots, models.passes, at.frame)
             return False
@@ -135,10 +137,19 @@ class TrainingRecord:
         if self.by_hand.waits:
             self.writer.notes += self.by_hand.backward_began(measured=False)
         self.writer.notes += self.losses.skipped(loss, number, frame, step)
+        if self.losses.has_jumped:
+            self._find_rows(loss, frame, step)
         if number is not None:
             return False
         self.curves.look(step)
         return self._note_news()
+
+    def _find_rows(self, loss: Tensor, backward: FrameType, step: int) -> None:
+        """Begin to look for the rows that made a loss jump."""
+        line = programs_line(backward)
+        if line is not None:
+            start = BackwardStart((loss,), (line.f_code, line.f_lineno), line)
+            self.steps_again.find_rows(start, step, self.losses.path_of(start))
 
     def skipped_gradients(self, places: tuple[ParameterSites, ...]) -> None:
         """Check the gradients of some parameters on a device, in a skipped step."""
@@ -174,7 +185,7 @@ class TrainingRecord:
                 at, self.step(), measured=self.measured
             )
             if not self.losses.bad:
-                self.steps_again.begin(at, self.step(), self.losses.path_of(at))
+                self.steps_again.find_operation(at, self.step(), self.losses.path_of(at))
         if self.measured:
             self.facts.gradients.backward_ended(passes)
             if not passes.are_settled:

@@ -1,26 +1,31 @@
-"""The examinations of a run's bad steps, each in a copy of the process; see `kedge.repro.step`."""
+"""Steps of a run that run again, each in a copy of the process; see `kedge.repro.step`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from kedge.repro.step.step_again import StepAgain, can_examine
-from kedge.store.events import ProducerEvent
+from kedge.repro.step.bad_operation import find_operation
+from kedge.repro.step.rows import find_rows
+from kedge.repro.step.step_again import StepAgain, can_run_again
+from kedge.store.events import ProducerEvent, RowsEvent
 from kedge.torch_internals.module_tables import modules_in
 from kedge.watch.models.backward_start import BackwardStart
 from kedge.watch.models.models import Models
 
 _MOST = 2
-"""Most steps of a run that are examined: a program may go on with such losses for long."""
+"""Most steps of a run that run again for one reason: a program may go on with such losses for long."""
 _PATIENCE = 20.0
-"""Seconds that an examination is waited for, at the end of the run or where its result decides."""
+"""Seconds that one is waited for, at the end of the run or where its result decides."""
+
+Event = ProducerEvent | RowsEvent
 
 
 class StepsAgain:
-    """Begins examinations of steps whose loss or gradients are not finite, and collects what they find.
+    """Runs steps again: for the operation that made a value not finite, and for the rows that made a loss jump.
 
     Args:
         models: The watched models.
@@ -29,7 +34,7 @@ class StepsAgain:
     def __init__(self, models: Models) -> None:
         self._models = models
         self._begun: list[StepAgain] = []
-        self._left = _MOST
+        self._left: dict[type[Event], int] = {ProducerEvent: _MOST, RowsEvent: _MOST}
         self._last = -1
         self._random_state: Tensor | None = None
 
@@ -37,27 +42,41 @@ class StepsAgain:
         """Keep the state of PyTorch's random numbers: here the next step begins; it takes a microsecond."""
         self._random_state = torch.default_generator.get_state()
 
-    def begin(self, at: BackwardStart, step: int, site: str) -> None:
-        """Begin to examine the current step, if it can be.
+    def find_operation(self, at: BackwardStart, step: int, site: str) -> None:
+        """Begin to look for the operation that made the current loss, or its gradients, not finite.
 
         Args:
             at: The backward pass; its frame and those around it are still there.
             step: The step.
             site: The path of the loss.
         """
-        if self._left <= 0 or at.frame is None or not at.tensors:
-            return
-        if step == self._last:
-            return
-        if not can_examine(at.tensors, list(self._paths())):
-            return
-        self._left -= 1
-        self._last = step
-        again = StepAgain(at.frame, at.tensors, step, site, self._paths, self._random_state)
-        self._begun.append(again)
+        if at.frame is not None:
+            find = partial(find_operation, at.frame, at.tensors, self._paths)
+            self._begin(find, ProducerEvent, at, step, site)
 
-    def arrived(self, *, wait: bool = False) -> list[ProducerEvent]:
-        """Return what the examinations have found that are over by now, or when they are."""
+    def find_rows(self, at: BackwardStart, step: int, site: str) -> None:
+        """Begin to look for the rows of the batch that made the current loss jump; arguments as above."""
+        if at.frame is not None:
+            self._begin(partial(find_rows, at.frame, at.tensors), RowsEvent, at, step, site)
+
+    def _begin(
+        self,
+        find: Callable[[], bytes],
+        kind: type[Event],
+        at: BackwardStart,
+        step: int,
+        site: str,
+    ) -> None:
+        if self._left[kind] <= 0 or step == self._last or not at.tensors:
+            return
+        if not can_run_again(at.tensors, list(self._paths())):
+            return
+        self._left[kind] -= 1
+        self._last = step
+        self._begun.append(StepAgain(find, kind, step, site, self._random_state))
+
+    def arrived(self, *, wait: bool = False) -> list[Event]:
+        """Return what has been found by now, or when all of it is over."""
         seconds = 0.0
         if wait:
             seconds = _PATIENCE
@@ -70,8 +89,8 @@ class StepsAgain:
                 self._begun.remove(each)
         return found
 
-    def end(self) -> list[ProducerEvent]:
-        """Wait for the examinations; returns what they found."""
+    def end(self) -> list[Event]:
+        """Wait for all of it; returns what was found."""
         found = self.arrived(wait=True)
         for each in self._begun:
             each.close()

@@ -1,0 +1,186 @@
+"""Which operation made the first value of a step that is not finite: its lines run again, and every operation is seen.
+
+See the notes in `copied_process`, `program_lines` and `first_operations`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import FrameType
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from kedge.json_input.classes import as_json
+from kedge.repro.step.copied_process import each_in_a_copy
+from kedge.repro.step.first_operations import (
+    BadElements,
+    CalledAt,
+    FirstOperations,
+    Origin,
+    first_bad_node,
+    is_bad,
+)
+from kedge.repro.step.program_lines import RanAgain, StatementsAgain, statements_before
+from kedge.sites import leaves
+from kedge.store.events import ProducerEvent
+from kedge.torch_internals.source_lines import line_of
+
+_MOST_TRIES = 16
+"""Most beginnings that are tried."""
+
+Paths = Callable[[], Mapping[nn.Module, str]]
+
+
+def find_operation(frame: FrameType, losses: Sequence[Tensor], paths: Paths) -> bytes:
+    """Try ever more of the program's statements until they show the operation; runs in a copy of the process.
+
+    Args:
+        frame: The frame that called backward.
+        losses: What it began at.
+        paths: Returns the recorded path of each module.
+
+    Returns:
+        The event, as JSON, without its step and its loss; empty if nothing shows it.
+    """
+    every = statements_before(frame)
+    return each_in_a_copy((partial(_try, each, losses, paths) for each in every), _MOST_TRIES)
+
+
+def _try(statements: StatementsAgain, losses: Sequence[Tensor], paths: Paths) -> bytes:
+    """Run some statements again; return what they show, or nothing."""
+    modules = list(paths())
+    if not _are_finite(param for module in modules for param in module.parameters(recurse=False)):
+        return b""  # an earlier step made the first such value
+    buffers = (buffer for module in modules for buffer in module.buffers(recurse=False))
+    masks = [each for each in buffers if is_bad(each) and not bool(torch.isnan(each).any())]
+    seen = FirstOperations(masks)
+    with seen:
+        again = statements.run()
+    if again is None or not _are_alike(again.losses, losses):
+        return b""
+    for name in statements.bound:
+        if name in statements.names and not _are_alike(
+            [tensor for _, tensor in leaves.find(again.names.get(name))],
+            [tensor for _, tensor in leaves.find(statements.names[name])],
+        ):
+            return b""
+
+    found = _of_losses(seen, again.losses)
+    if found is None and _are_finite(again.losses):
+        found = _of_gradients(seen, again)
+    if found is None:
+        return b""
+    nodes = (node.name() for node, at in seen.nodes.items() if at is found.at)
+    event = _event(found, next(nodes, None), statements, paths)
+    return json.dumps(as_json(event)).encode()
+
+
+def _are_finite(tensors: Iterable[Tensor]) -> bool:
+    return not any(map(is_bad, tensors))
+
+
+def _are_alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether tensors have their non-finite elements at the same places."""
+    if len(some) != len(others):
+        return False
+    for one, other in zip(some, others, strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        is_number = one.is_floating_point() or one.is_complex()
+        if is_number and not torch.equal(torch.isfinite(one), torch.isfinite(other)):
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What ran again has shown: the operation, on which way, and what was seen of it."""
+
+    at: CalledAt
+    name: str
+    where: Literal["forward", "backward", "hidden"]
+    detail: str
+
+    @classmethod
+    def of(cls, origin: Origin, where: Literal["forward", "hidden"], more: str = "") -> Self:
+        """Return what an origin shows."""
+        return cls(origin.at, origin.inner or origin.at.name, where, _words_of(origin) + more)
+
+
+def _of_losses(seen: FirstOperations, losses: Sequence[Tensor]) -> _Found | None:
+    """Return the operation that made losses which are not finite."""
+    for loss in losses:
+        origin = seen.origin_of(loss)
+        if is_bad(loss) and origin is not None:
+            return _Found.of(origin, "forward")
+    return None
+
+
+def _of_gradients(seen: FirstOperations, again: RanAgain) -> _Found | None:
+    """Return the operation that made gradients of finite losses which are not finite."""
+    found = first_bad_node(again.losses, again.gradients)
+    if found is None:
+        return None
+    hidden = seen.hidden_behind(found.node)
+    if hidden is not None:
+        return _Found.of(hidden, "hidden", "; the loss hides this, but its gradient does not")
+    at = seen.nodes.get(found.node)
+    if at is None:
+        return None
+    bad = BadElements.of(found.gradient)
+    detail = (
+        f"the gradient that arrived there was finite, and {bad.counted('the', 'element')} that it "
+        f"passed on {bad.are} not{bad.in_rows()}"
+    )
+    return _Found(at, at.name, "backward", detail)
+
+
+def _words_of(origin: Origin) -> str:
+    """Return what was seen of an operation, as a clause."""
+    bad = origin.bad
+    inside, whose = "", "its"
+    if origin.inner not in (None, origin.at.name):
+        inside, whose = f"inside of {origin.at.name}; ", f"{origin.at.name}'s"
+    made = f"{inside}{bad.counted(whose, 'result')} {bad.are} {bad.kind}{bad.in_rows()}"
+    call = origin.call
+    if call.is_empty:
+        return f"it took the {origin.at.name} of no elements"
+    if call.bad or call.has_infinity:
+        return f"{made}, made of an infinity that was put in place before it"
+    if call.span is None:
+        return made
+    low, high = call.span
+    if low == high:
+        return f"{made}, made of {low:.4g} alone"
+    return f"{made}, made of finite numbers from {low:.4g} to {high:.4g}"
+
+
+def _event(
+    found: _Found, node: str | None, statements: StatementsAgain, paths: Paths
+) -> ProducerEvent:
+    """Return what ran again has shown as an event, without its step and its loss."""
+    at = found.at
+    module: str | None = ""
+    if at.module is not None:
+        module = paths().get(at.module)
+    event = ProducerEvent(
+        step=0,
+        operation=found.name,
+        node=node,
+        module=module,
+        where=found.where,
+        detail=found.detail,
+        again=True,
+    )
+    if at.code is None:
+        return event
+    line = line_of(at.code, at.line)
+    function = line.function
+    if at.code is statements.code:
+        function = statements.function
+    return replace(event, file=line.file, line=line.line, function=function, text=line.text)

@@ -60,6 +60,12 @@ class NanBorn(Rule):
         is not finite, and that no birth explains, is a finding with the last step in which it was
         recorded finite.
 
+        Again: on a CPU under Linux the lines of the first bad step run once more in a copy of the
+        process, with every operation seen. One that made such numbers of finite ones, or a NaN of
+        infinities that were put in place, made it; in the backward, the first node that passes on
+        such gradients and got finite ones. It counts before what the graph of the loss shows, if
+        every variable that ran again has its non-finite elements where the program's had them.
+
         Elsewhere: if all gradients were finite after backward, but not when the optimizer got them,
         the program changed them in between. If a parameter is not finite and was finite before, the
         optimizer's step made it. If the loss is not finite and all outputs are, the program's own
@@ -116,8 +122,8 @@ class NanBorn(Rule):
         the call can be run again by itself.
 
     Cannot see:
-        Which operation of a function between two modules made the value, where the graph of the
-        loss does not show it: then the finding lists those that may have. What is computed
+        Which operation of a function between two modules made the value, where the step did not run
+        again and the graph of the loss does not show it: then the finding lists those that may have. What is computed
         inside of compiled code, TorchScript or another process. On a device, the step itself if
         the program ended before the news arrived.
     """

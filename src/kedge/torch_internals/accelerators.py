@@ -289,6 +289,11 @@ def generator_states() -> dict[str, Tensor]:
     return states
 
 
+def cpu_generator_state() -> Tensor:
+    """Return the state of the CPU's generator; it takes a microsecond."""
+    return torch.default_generator.get_state()
+
+
 def set_generator_states(states: Mapping[str, Tensor]) -> None:
     """Put the generators of these devices into these states."""
     for place, state in states.items():

@@ -27,6 +27,7 @@ from kedge.repro.step.copied_process import each_in_a_copy
 from kedge.repro.step.program_lines import StatementsAgain, statements_before
 from kedge.sites import leaves
 from kedge.store.events import RowsEvent, RowShare
+from kedge.torch_internals.accelerators import cpu_generator_state, set_generator_states
 from kedge.torch_internals.autograd_nodes import leaves_behind
 
 _MOST_TRIES = 12
@@ -66,14 +67,14 @@ def _try(statements: StatementsAgain, losses: Sequence[Tensor], *, has_model: bo
         return b""
     if has_model and batch.needs_gradient:
         return b""
-    state = torch.get_rng_state()
+    state = cpu_generator_state()
     again = statements.run()
     whole = float(losses[0].detach())
     if again is None or not math.isclose(_value(again.losses), whole, rel_tol=_TOLERANCE):
         return b""
 
     def loss_of(rows: Sequence[int]) -> Tensor | None:
-        torch.set_rng_state(state)
+        set_generator_states({"cpu": state})
         ran = statements.run(batch.only(rows))
         if ran is None or len(ran.losses) != 1:
             return None

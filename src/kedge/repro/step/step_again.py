@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from kedge.json_input.classes import read_as
 from kedge.repro.step.copied_process import CopiedProcess, can_copy
 from kedge.store.events import ProducerEvent, RowsEvent
+from kedge.torch_internals.accelerators import set_generator_states
 
 Found = TypeVar("Found", ProducerEvent, RowsEvent)
 
@@ -79,5 +80,5 @@ def _prepared(find: Callable[[], bytes], random_state: Tensor | None) -> bytes:
     torch.set_grad_enabled(True)
     torch.set_anomaly_enabled(False)
     if random_state is not None:
-        torch.set_rng_state(random_state)
+        set_generator_states({"cpu": random_state})
     return find()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from kedge.repro.step.bad_operation import find_operation
 from kedge.repro.step.rows import find_rows
 from kedge.repro.step.step_again import StepAgain, can_run_again
 from kedge.store.events import ProducerEvent, RowsEvent
+from kedge.torch_internals.accelerators import cpu_generator_state
 from kedge.torch_internals.module_tables import modules_in
 from kedge.watch.models.backward_start import BackwardStart
 from kedge.watch.models.models import Models
@@ -40,7 +40,7 @@ class StepsAgain:
 
     def begin_after_step(self) -> None:
         """Keep the state of PyTorch's random numbers: here the next step begins; it takes a microsecond."""
-        self._random_state = torch.default_generator.get_state()
+        self._random_state = cpu_generator_state()
 
     def find_operation(self, at: BackwardStart, step: int, site: str) -> None:
         """Begin to look for the operation that made the current loss, or its gradients, not finite.

@@ -76,7 +76,7 @@ def test_a_sound_model_has_nothing_wrong() -> None:
 
     assert {result.verdict for result in found.results} == {"ok"}, str(found)
     assert {result.trial for result in found.results} == {*NAMES} - {"positions", "functions"}
-    assert str(found).splitlines()[-1] == "Net: nothing wrong in 11 trials"
+    assert str(found).splitlines()[-1] == "Net: nothing wrong in 13 trials"
 
 
 def test_nothing_is_changed() -> None:
@@ -434,6 +434,68 @@ def test_one_batch_is_learned_or_not(rate: float, verdict: str, text: str) -> No
     assert {0.01, 0.1, 1.0, 10.0, 100.0} <= {*result.figure.curves}
 
 
+def test_what_a_step_keeps_is_counted_and_the_largest_batch_inferred() -> None:
+    """Each linear layer keeps its input: 8 rows of 1000 numbers of four bytes; the loss keeps more."""
+    model = nn.Sequential(*[nn.Linear(1000, 1000, bias=False) for _ in range(3)])
+    inputs = torch.randn(8, 1000)
+
+    found = examined(model, inputs, loss=lambda output: output.square().mean())
+
+    kept, plans, limit = found.of("memory")
+    assert kept.numbers == {"bytes": 3 * 8 * 4000, "bytes_outside": 8 * 4000}
+    assert "96 kB for 8 samples, most in 0 32 kB" in kept.came
+    assert kept.where == ""
+    assert plans.numbers["bytes_moved"] == 96_000  # each is below what is worth moving
+    numbers = limit.numbers
+    assert numbers["bytes_per_sample"] == 16_000
+    left = numbers["bytes_free"] - 3 * 4_000_000
+    assert numbers["first_too_large"] == left // 16_000 + 1
+    assert "would not fit, and hold most in 0" in limit.came
+
+
+def test_the_blocks_whose_recomputation_leaves_least_are_named() -> None:
+    """With a selector that kedge.offload takes, and what it keeps."""
+    block = [nn.Linear(200, 4000), nn.ReLU(), nn.Linear(4000, 200)]
+    model = nn.Sequential(
+        nn.Sequential(*[nn.Sequential(*copy.deepcopy(block)) for _ in range(3)]), nn.Linear(200, 3)
+    )
+    inputs = torch.randn(8, 200)
+
+    _, plans, _ = examined(model, inputs).of("memory")
+
+    assert 'with recompute="0.*"' in plans.came
+    with kedge.offload(model, recompute="0.*") as account:
+        model(inputs)
+    assert account.step.resident <= plans.numbers["bytes_recomputed"]
+    assert plans.numbers["bytes_of_largest_block"] == 8 * 4000 * 4
+
+
+def test_a_batch_whose_bytes_are_on_no_line_is_not_inferred() -> None:
+    """Such as that of a model that compares each sample with each."""
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        hidden = net.first(x)
+        return net.head(hidden + (hidden @ hidden.t()).tanh().mean())
+
+    found = examined(Net(forward))
+
+    assert "are on no line" in said(found, "memory", "untried")
+
+
+def test_a_step_is_timed_in_its_parts() -> None:
+    """The whole is no less than each; an optimizer that computes the loss itself is not timed."""
+    (result,) = examined(Net()).of("time")
+
+    numbers = result.numbers
+    assert {*numbers} == {"step", "forward", "backward", "optimizer", "samples_per_second"}
+    assert 0 < numbers["forward"] < numbers["step"]
+    assert result.came.startswith(f"{1000 * numbers['step']:.3g}"[:3])
+
+    model = Net()
+    found = examined(model, optimizer=torch.optim.LBFGS(model.parameters()))
+    assert "computes the loss itself" in said(found, "time", "untried")
+
+
 def test_without_a_loss_the_rest_is_tried() -> None:
     """What needs a loss or an optimizer is said to be untried."""
     model = Net()
@@ -545,19 +607,44 @@ def test_large_constants_hide_no_dependence() -> None:
     assert verdicts(found, "samples") == {"ok"}
 
 
-def test_a_model_that_counts_its_calls_is_not_accused() -> None:
-    """Its output differs from run to run, whatever else changes."""
-    calls = []
+@pytest.mark.parametrize("is_attribute", [True, False])
+def test_a_model_that_counts_its_calls_is_not_accused(is_attribute: bool) -> None:
+    """A counter in an attribute is put back; with one elsewhere the output differs from run to run."""
+    calls: list[Tensor] = []
 
     def forward(net: Net, x: Tensor) -> Tensor:
+        if is_attribute:
+            net.calls = getattr(net, "calls", 0) + 1
+            return net.head(net.first(x)) * int(net.calls)
         calls.append(x)
         return net.head(net.first(x)) * (1 + len(calls))
 
-    found = examined(Net(forward))
+    model = Net(forward)
+    found = examined(model)
 
-    assert verdicts(found, "samples") == {"untried"}
-    assert verdicts(found, "data-used") == {"untried"}
+    verdict = "ok" if is_attribute else "untried"
+    assert verdicts(found, "samples") == {verdict}
+    assert verdicts(found, "data-used") == {verdict}
     assert "wrong" not in {result.verdict for result in found.results}
+    assert not hasattr(model, "calls")
+
+
+def test_a_cache_of_a_model_is_as_before() -> None:
+    """A list, a tensor that is written to, and one that is replaced."""
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        net.seen.append(x)
+        net.sums += x.sum(0)
+        net.last = x.detach()
+        return net.head(net.first(x).relu())
+
+    model = Net(forward)
+    model.seen, model.sums, model.last = [], torch.zeros(6), None
+
+    examined(model)
+
+    assert (model.seen, model.last) == ([], None)
+    assert torch.equal(model.sums, torch.zeros(6))
 
 
 def test_masks_of_infinities_are_no_bad_data() -> None:

@@ -14,7 +14,7 @@ which names the losses before their graphs are freed, `DataLoader.__iter__` and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -31,10 +31,9 @@ from kedge.examination.gradients import Gradients
 from kedge.examination.loss_facts import LossFacts, facts_of
 from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.result import Result
-from kedge.examination.state import TrainingState
+from kedge.examination.state import TrainingState, state_bytes
 from kedge.examination.step import ExaminedStep, SeenTraining
-from kedge.examination.sweep import TRIAL as ONE_BATCH
-from kedge.examination.sweep import one_batch, untried
+from kedge.examination.steps import trials_of_steps, without_steps
 from kedge.examination.tape import Tape, TapeWriter
 from kedge.examination.written_files import WrittenFiles
 from kedge.hooks.placing.module_calls import given_to, running
@@ -256,14 +255,14 @@ class Capture:
             idle=tuple(each for each in living() if all(each is not s for s in self._stepped)),
             gradients=self._gradients,
             moved=any(self._state.has_changed(p) for c in calls for p in c.model.parameters()),
+            state_bytes=state_bytes(self._stepped),
         )
         self._state.restore()
 
-        results: list[Result] = []
-        names: list[str] = []
+        steps: list[ExaminedStep] = []
         for call in calls:
             step = ExaminedStep(
-                free_name(type(call.model).__name__, names),
+                free_name(type(call.model).__name__, [each.name for each in steps]),
                 call.model,
                 call.inputs,
                 loss=self._loss_of(call.model),
@@ -272,9 +271,12 @@ class Capture:
                 batch_size=_batch_size(self._loader),
                 changed_frozen=frozen[id(call.model)],
             )
-            names.append(step.name)
-            results += examined(step, self._skip)
-        results += self._one_batch()
+            if self._tape is not None:
+                step.whole = self._tape.loss
+            steps.append(step)
+        results = [result for step in steps for result in examined(step, self._skip)]
+        results += self._by_steps(steps)
+        names = [step.name for step in steps]
 
         notes: tuple[str, ...] = ()
         written = self._files.named()
@@ -282,19 +284,19 @@ class Capture:
             notes = (f"the program has written: {listed(written, 4)}",)
         return Examination(tuple(names), tuple(results), notes)
 
-    def _one_batch(self) -> list[Result]:
-        if ONE_BATCH in self._skip:
-            return []
+    def _by_steps(self, steps: Sequence[ExaminedStep]) -> Iterator[Result]:
+        if self._tape is not None and len(self._stepped) == 1:
+            tape = self._tape
+            samples = next((s.samples.count for s in steps if s.samples is not None), None)
+            return trials_of_steps(
+                self._stepped, self._state, tape.loss, tape.value, samples, self._skip
+            )
+        why = "it was not seen how the loss is computed from the model's output"
         if not self._stepped:
-            return [untried("no optimizer has stepped")]
-        if len(self._stepped) > 1:
-            return [
-                untried("there are several optimizers, whose losses may pull against each other")
-            ]
-        if self._tape is None:
-            return [untried("it was not seen how the loss is computed from the model's output")]
-        tape = self._tape
-        return [one_batch(self._stepped, self._state, tape.loss, tape.value)]
+            why = "no optimizer has stepped"
+        elif len(self._stepped) > 1:
+            why = "there are several optimizers, whose losses may pull against each other"
+        return without_steps(why, self._skip)
 
     def _loss_of(self, model: nn.Module) -> LossFacts | None:
         """Return what is known of the losses that reach a model, as one."""

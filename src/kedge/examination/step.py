@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,12 +28,14 @@ class SeenTraining:
         idle: Those that exist, and have not.
         gradients: What was seen of the gradients; None where nobody looked.
         moved: Whether a parameter has changed.
+        state_bytes: What the optimizers keep for their parameters, in bytes; None before a step.
     """
 
     optimizers: tuple[Optimizer, ...]
     idle: tuple[Optimizer, ...] = ()
     gradients: Gradients | None = None
     moved: bool = False
+    state_bytes: int | None = None
 
     @property
     def has_several(self) -> bool:
@@ -58,6 +60,7 @@ class ExaminedStep:
         others: The other models of the step, whose parameters optimizers may hold too.
         batch_size: How many samples a batch of the data loader has; None without a loader.
         changed_frozen: Names of frozen parameters that the first step of an optimizer changed.
+        whole: Computes the loss of the step again, with the model's call; None if that is not known.
     """
 
     name: str
@@ -68,6 +71,7 @@ class ExaminedStep:
     others: Sequence[nn.Module] = ()
     batch_size: int | None = None
     changed_frozen: Sequence[str] = ()
+    whole: Callable[[], Tensor] | None = None
 
     @cached_property
     def run(self) -> ModelRuns:

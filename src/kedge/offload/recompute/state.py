@@ -229,6 +229,8 @@ class StateToPutBack:
         for own in self._own:
             own.restore({})
         for held, before in self._values.values():
+            if held.grad_fn is not None:  # it was written to with what has a graph
+                held.detach_()
             if not have_same_bits(held, before):
                 with torch.no_grad():
                     held.copy_(before)

@@ -75,7 +75,11 @@ def test_a_sound_model_has_nothing_wrong() -> None:
     found = examined(Net())
 
     assert {result.verdict for result in found.results} == {"ok"}, str(found)
-    assert {result.trial for result in found.results} == {*NAMES} - {"positions", "functions"}
+    assert {result.trial for result in found.results} == {*NAMES} - {
+        "positions",
+        "padding",
+        "functions",
+    }
     assert str(found).splitlines()[-1] == "Net: nothing wrong in 13 trials"
 
 
@@ -225,6 +229,139 @@ def test_a_language_model_that_reads_its_answer_is_wrong(
 
     assert verdicts(found, "positions") == {verdict}
     assert text in said(found, "positions", verdict)
+
+
+PADDED = torch.tensor(
+    [[3, 4, 5, 6, 7, 8], [5, 7, 9, 11, 0, 0], [6, 8, 3, 0, 0, 0], [9, 4, 6, 5, 8, 0]] * 2
+)
+HIDDEN = PADDED == 0
+
+
+class Texts(nn.Module):
+    """A model of texts that are filled up with zeros, and a mask that is true there."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(12, 16, padding_idx=0)
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.rows = nn.GRU(16, 16, batch_first=True)
+        self.head = nn.Linear(16, CLASSES)
+        self.way = way
+
+    def forward(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """Classify texts, or their words."""
+        x = self.embed(tokens)
+        lengths = (~hidden).sum(dim=1)
+        if self.way == "last":
+            return self.head(self.rows(x)[0][:, -1])
+        if self.way == "state":
+            return self.head(self.rows(x)[0][torch.arange(len(x)), lengths - 1])
+        if self.way == "sum":
+            return self.head(x.sum(dim=1) / lengths[:, None])
+        if self.way == "mean":
+            return self.head(self.block(x, src_key_padding_mask=hidden).mean(dim=1))
+        mask = {"masked": hidden, "reversed": ~hidden, "unmasked": None}[self.way]
+        return self.head(self.block(x, src_key_padding_mask=mask))
+
+
+@pytest.mark.parametrize(
+    ("way", "content", "amount"),
+    [
+        ("masked", "ok", "ok"),
+        ("state", "ok", "ok"),
+        ("sum", "look", "ok"),
+        ("mean", "look", "look"),
+        ("last", "look", "look"),
+        ("unmasked", "look", "look"),
+        ("reversed", "wrong", "look"),
+    ],
+)
+def test_what_depends_on_padding_is_told(way: str, content: str, amount: str) -> None:
+    """Only a mask that hides what is real, and shows the padding, is certain to be wrong.
+
+    A row of zeros may be added up on purpose, since it adds nothing.
+    """
+
+    def loss_of(output: Tensor) -> Tensor:
+        return output.square().mean()
+
+    found = examined(Texts(way), {"tokens": PADDED, "hidden": HIDDEN}, loss=loss_of)
+
+    of_content, of_amount = found.of("padding")
+    assert (of_content.verdict, of_amount.verdict) == (content, amount), str(found)
+    assert "`hidden` says what is padding of `tokens`" in of_content.came
+    assert "without 3 of 6 positions of `tokens`" in of_amount.came
+    if amount == "look":
+        assert "padding_idx of embed only keeps that row from being trained" in of_amount.means
+    if content == "wrong":
+        assert "the mask is the wrong way round" in of_content.means
+
+
+def test_tokens_are_not_changed_where_nothing_tells_what_is_padding() -> None:
+    """Since the model may know padding by its number alone."""
+
+    class Own(Texts):
+        def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+            """Find the padding."""
+            return super().forward(tokens, tokens == 0)
+
+    found = examined(Own("masked"), PADDED, loss=lambda output: output.square().mean())
+
+    (of_amount,) = found.of("padding")
+    assert of_amount.verdict == "ok"
+
+
+def test_features_that_end_in_zeros_are_padded() -> None:
+    """And a model that takes the state after them is told."""
+    x = torch.randn(8, 6, 16).masked_fill(HIDDEN[..., None], 0)
+    rows_of = nn.GRU(16, 16, batch_first=True)
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = rows_of
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            """Return the state after the last position, whether it is real or not."""
+            return self.rows(x)[0][:, -1] * lengths[:, None]
+
+    lengths = (~HIDDEN).sum(dim=1)
+    found = examined(Rows(), (x, lengths), loss=lambda output: output.square().mean())
+
+    of_content, of_amount = found.of("padding")
+    assert (of_content.verdict, of_amount.verdict) == ("look", "look")
+    assert "`lengths` says what is padding of `x`" in of_content.came
+
+
+@pytest.mark.parametrize("ignored", [0, -100])
+def test_targets_that_are_padding_and_count_are_named(ignored: int) -> None:
+    """Unless the loss ignores them."""
+    model = Language(causal=True)
+
+    found = examined(
+        model,
+        PADDED[:, :-1],
+        loss=lambda output: F.cross_entropy(
+            output.flatten(0, 1), PADDED[:, 1:].flatten(), ignore_index=ignored
+        ),
+    )
+
+    told = said(found, "padding", "look")
+    assert ("ignore_index=0" in told) is (ignored != 0)
+    if ignored:
+        assert "30.0 % of the targets are 0, with which `tokens` is filled up" in told
+
+
+def test_numbers_of_one_length_are_not_padded() -> None:
+    """A number that ends every row, such as an end of text, is none."""
+    ended = PADDED.clone()
+    ended[:, -1] = 1
+    ended[ended == 0] = 2
+
+    found = examined(Language(causal=True), ended, loss=lambda output: output.square().mean())
+
+    assert found.of("padding") == ()
 
 
 def test_an_encoder_may_see_later_positions() -> None:
@@ -399,6 +536,40 @@ def test_a_batch_that_is_not_scaled_or_finite_is_named() -> None:
     same = torch.zeros(8, dtype=torch.long)
     found = examined(Net(), loss=lambda output: F.cross_entropy(output, same))
     assert "all 8 targets are 0" in said(found, "batch", "look")
+
+
+def _table(count: int = 32) -> Tensor:
+    return torch.randn(count, 6, generator=torch.Generator().manual_seed(2))
+
+
+def _examined_table(table: Tensor) -> Any:
+    targets = torch.arange(len(table)) % CLASSES
+    return examined(Net(), table, loss=lambda output: F.cross_entropy(output, targets))
+
+
+def test_features_that_are_the_same_in_all_samples_are_named() -> None:
+    """A zero as well, unless zeros are usual in the table."""
+    table = _table()
+    table[:, 1], table[:, 2], table[:, 5] = 0.0, 0.0, 3.0
+    told = said(_examined_table(table), "batch", "look")
+    assert "3 features of `x` are the same in all 32 samples: 1..2, 5, which hold 0, 3.00" in told
+
+    table = _table().relu()
+    table[:, 1] = 0.0
+    assert verdicts(_examined_table(table), "batch") == {"ok"}
+    assert verdicts(_examined_table(_table()), "batch") == {"ok"}
+
+
+@pytest.mark.parametrize(("factor", "size"), [(4000.0, "3"), (1e-5, "7")])
+def test_a_feature_of_another_scale_is_named(factor: float, size: str) -> None:
+    """Also where the mean over all features is as usual."""
+    table = _table()
+    table[:, 4] *= factor
+
+    told = said(_examined_table(table), "batch", "look")
+
+    assert "1 feature of `x` of another scale than the others" in told
+    assert f": 4, of {size}" in told  # times the usual magnitude of that column
 
 
 def test_predictions_paired_with_all_targets_are_wrong() -> None:

@@ -21,7 +21,7 @@ VERDICTS: tuple[Verdict, ...] = ("wrong", "look", "ok", "untried")
 
 
 NAMES = (
-    *("loss-at-start", "logits", "batch", "data-used", "samples", "positions", "modes"),
+    *("loss-at-start", "logits", "batch", "data-used", "samples", "positions", "padding", "modes"),
     *("repeated", "parameters", "optimizer", "functions", "precision", "memory", "time"),
     "one-batch",
 )

@@ -19,7 +19,7 @@ from kedge.examination.differences import differ, numbers_in
 from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.result import Result
 from kedge.examination.step import ExaminedStep
-from kedge.short_text import counted, listed
+from kedge.short_text import counted, listed, spans
 
 TRIAL = "data-used"
 DID = "compared the output with that for other inputs, in eval()"
@@ -60,7 +60,7 @@ def data_used(step: ExaminedStep) -> Iterator[Result]:
         )
         yield Result(TRIAL, "look", DID, came, means)
     for name, places in features.items():
-        came = f"nothing depends on {counted(len(places), 'feature')} of `{name}`: {_spans(places)}"
+        came = f"nothing depends on {counted(len(places), 'feature')} of `{name}`: {spans(places)}"
         means = "A part of the input is cut off or overwritten on its way, or meant to be ignored."
         yield Result(TRIAL, "look", DID, came, means)
     if not unused and not features:
@@ -121,17 +121,3 @@ def _unused_features(
 def _feature_dim(value: Tensor) -> int:
     """Return the dimension of features: the channels of images and volumes, else the last."""
     return 1 if value.dim() >= 4 else value.dim() - 1
-
-
-def _spans(places: list[int]) -> str:
-    """Return places as spans: ``0..3, 7``."""
-    spans: list[list[int]] = []
-    for place in places:
-        if spans and place == spans[-1][1] + 1:
-            spans[-1][1] = place
-        else:
-            spans.append([place, place])
-    texts = []
-    for first, last in spans:
-        texts.append(str(first) if first == last else f"{first}..{last}")
-    return listed(texts)

@@ -13,6 +13,7 @@ which names the losses before their graphs are freed, `DataLoader.__iter__` and 
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from kedge.examination.examination import Examination, examined
-from kedge.examination.gradients import Gradients
+from kedge.examination.gradients import Gradients, held_by
 from kedge.examination.loss_facts import LossFacts, facts_of
 from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.result import Result
@@ -48,6 +49,8 @@ from kedge.watch.records.loss_scaling import LossScaling
 
 MOST_MODELS = 4
 """Most models of a step that are examined."""
+MOST_BLIND_STEPS = 3
+"""Steps without a backward pass before after which none is waited for."""
 
 
 @dataclass
@@ -100,6 +103,8 @@ class Capture:
         self._loader: Any = None
         self._gradients = Gradients()
         self._files = WrittenFiles()
+        self._keeps_gradients = False
+        self._blind_steps = 0
 
     def begin(self) -> None:
         """Follow the program; PyTorch has just been imported."""
@@ -119,7 +124,8 @@ class Capture:
                 self._gradients.note_begin(self._stepped)
                 about_to_differentiate(tensors, sys._getframe())  # noqa: SLF001
             result = plain_backward(tensors, *args, **kwargs)
-            self._gradients.note_end(self._losses)
+            if not self._over:
+                self._gradients.note_end(self._losses)
             return result
 
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -149,7 +155,9 @@ class Capture:
         Returns:
             The examination; None if no backward pass was seen, or an error came before a step.
         """
-        if not self._losses or (failed and not self._stepped):
+        if not self._losses and not self._blind_steps:
+            return None
+        if failed and not self._stepped:
             return None
         return self._examination()
 
@@ -213,8 +221,11 @@ class Capture:
             call.is_final = True
         self._state.keep([call.model for call in self._calls.values()], ())
         if tape is not None and self._tape is None:
-            tape.end_at(losses, LossScaling().scale(BackwardStart(losses, None, line)))
+            scale = LossScaling().scale(BackwardStart(losses, None, line))
+            tape.end_at(losses, scale)
             self._tape = tape
+            if scale is not None:
+                self._gradients.scale = float(scale)
 
     def _about_to_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._over:
@@ -224,11 +235,22 @@ class Capture:
         if any(each is optimizer for each in self._met[: self._phase - 1]):
             self._forget()
         elif any(each is optimizer for each in self._stepped):
+            self._keeps_gradients = self._gradients.are_kept(optimizer)
             self._take_over()
-        elif self._losses:
+        elif not self._losses:
+            self._note_blind_step(optimizer)
+        else:
             self._stepped.append(optimizer)
             self._state.keep((), [optimizer])
             self._gradients.note_step(optimizer, self._losses)
+
+    def _note_blind_step(self, optimizer: Optimizer) -> None:
+        """Note a step without a backward pass before; optimizers of PyTorch only step by gradients."""
+        is_plain = type(optimizer).__module__.startswith("torch.optim.")
+        if is_plain and all(param.grad is None for param in held_by([optimizer])):
+            self._blind_steps += 1
+        if self._blind_steps == MOST_BLIND_STEPS:
+            self._take_over()
 
     def _forget(self) -> None:
         """Forget what an earlier training of the program has shown."""
@@ -249,13 +271,19 @@ class Capture:
         self._writer.close()
         self._files.saves = False
         calls = list(self._calls.values())[:MOST_MODELS]
+        gc.collect()  # optimizers of an earlier training are held by themselves alone
         frozen = {id(call.model): self._changed_frozen(call.model) for call in calls}
+        blind_steps = 0
+        if not self._losses:
+            blind_steps = self._blind_steps
         training = SeenTraining(
             optimizers=tuple(self._stepped),
             idle=tuple(each for each in living() if all(each is not s for s in self._stepped)),
             gradients=self._gradients,
             moved=any(self._state.has_changed(p) for c in calls for p in c.model.parameters()),
             state_bytes=state_bytes(self._stepped),
+            keeps_gradients=self._keeps_gradients,
+            blind_steps=blind_steps,
         )
         self._state.restore()
 

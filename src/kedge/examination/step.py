@@ -29,6 +29,9 @@ class SeenTraining:
         gradients: What was seen of the gradients; None where nobody looked.
         moved: Whether a parameter has changed.
         state_bytes: What the optimizers keep for their parameters, in bytes; None before a step.
+        keeps_gradients: Whether an optimizer that is about to step again does so with the gradients
+            of its first step, too.
+        blind_steps: How many steps came without any backward pass before, and without a gradient.
     """
 
     optimizers: tuple[Optimizer, ...]
@@ -36,6 +39,8 @@ class SeenTraining:
     gradients: Gradients | None = None
     moved: bool = False
     state_bytes: int | None = None
+    keeps_gradients: bool = False
+    blind_steps: int = 0
 
     @property
     def has_several(self) -> bool:

@@ -122,9 +122,8 @@ def _goes_on_without_graph(noted: Sequence[Passed], end: Passed) -> bool:
 
 def _without_loss(step: ExaminedStep) -> Result:
     is_known = step.loss is not None
-    if (
-        step.training is not None and step.training.gradients is not None
-    ):  # backward passes were seen
+    seen = step.training.gradients if step.training is not None else None
+    if step.training is not None and seen is not None and seen.passes:
         held = {id(param) for param in held_by(step.training.optimizers)}
         is_known = is_known or any(id(param) in held for param in step.parameters.values())
     if not is_known:

@@ -116,6 +116,82 @@ def test_the_loss_is_computed_again_as_the_program_does(results: Any) -> None:
     assert " -> " in told(found, "one-batch", "ok")
 
 
+def test_gradients_that_are_made_small_or_broken_are_told(results: Any) -> None:
+    """Between backward and step, or by an infinite slope behind a finite loss."""
+    step = "            optimizer.step()"
+    clipped = "            nn.utils.clip_grad_norm_(model.parameters(), 1e-6)\n" + step
+    assert "Something in between makes them that small" in told(
+        results((step, clipped)), "optimizer", "look"
+    )
+
+    root = "cross_entropy(model(batch), labels) + (model.norm.bias * 0).norm()"
+    broken = (
+        "cross_entropy(model(batch), labels)",
+        root.replace(".norm()", ".square().sum().sqrt()"),
+    )
+    assert "had one that is NaN or infinite" in told(results(broken), "optimizer", "wrong")
+
+
+def test_steps_without_a_backward_pass_are_wrong(results: Any) -> None:
+    """Nothing else is said of the graph, which no loss has shown."""
+    found = results(("            loss.backward()\n", ""))
+
+    assert "none came before 3 steps" in told(found, "optimizer", "wrong")
+    assert not told(found, "parameters", "wrong")
+
+
+def test_a_model_under_no_grad_is_told(results: Any) -> None:
+    """The optimizer holds it, and no loss depends on it."""
+    found = results(
+        (
+            "loss = nn.functional",
+            "with torch.no_grad():\n                out = model(batch)\n            out = out * scale\n            loss = nn.functional",
+        ),
+        ("cross_entropy(model(batch)", "cross_entropy(out"),
+        ("SGD(model.parameters()", "SGD([*model.parameters(), scale]"),
+        ("    optimizer = ", "    scale = nn.Parameter(torch.ones(()))\n    optimizer = "),
+    )
+
+    said = told(found, "parameters", "look")
+    assert "of 7 tensors of the optimizer, the loss does not depend on 6" in said
+
+
+ADVERSARIES = """
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(4, 2), nn.Linear(2, 1)
+    maker_optimizer = torch.optim.SGD(maker.parameters(), lr=0.1)
+    judge_optimizer = torch.optim.SGD(judge.parameters(), lr=0.1)
+    bce = nn.BCEWithLogitsLoss()
+    for step in range(3):
+        made = maker(torch.randn(8, 4))
+        judge_optimizer.zero_grad()
+        (bce(judge(torch.randn(8, 2)), torch.ones(8, 1)) + bce(judge(made.detach()), torch.zeros(8, 1))).backward()
+        judge_optimizer.step()
+        maker_optimizer.zero_grad()
+        bce(judge(made), torch.ones(8, 1)).backward()
+        maker_optimizer.step()
+"""
+
+
+def test_gradients_of_one_of_two_optimizers_are_kept(results: Any) -> None:
+    """The judge's, to which the maker's backward pass adds; where they are set to zero, none are."""
+    assert not told(results(source=ADVERSARIES), "optimizer", "wrong")
+
+    found = results(("        judge_optimizer.zero_grad()\n", ""), source=ADVERSARIES)
+
+    assert "those of before were still there" in told(found, "optimizer", "wrong")
+
+
+def test_two_optimizers_of_one_model_are_told(results: Any) -> None:
+    """The other model is in neither."""
+    found = results(("SGD(maker.parameters()", "SGD(judge.parameters()"), source=ADVERSARIES)
+
+    assert "two optimizers hold the same parameters" in told(found, "optimizer", "look")
+
+
 def test_gradients_that_are_gone_or_kept_are_wrong(results: Any) -> None:
     """As the optimizer steps, and as the next backward pass begins."""
     swapped = (

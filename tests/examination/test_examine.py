@@ -512,6 +512,86 @@ def test_a_loss_is_given_what_it_takes(end: Any, verdict: str | None) -> None:
     assert found == ({verdict} if verdict else set())
 
 
+SHARES = F.one_hot(LABELS, CLASSES).float()
+
+
+@pytest.mark.parametrize(
+    ("end", "verdict", "text"),
+    [
+        (lambda out: F.mse_loss(out.sigmoid(), 16 * SHARES), "wrong", "33.3 % of the targets"),
+        (lambda out: F.mse_loss(out.tanh(), 1.01 * SHARES), None, ""),
+        (lambda out: F.mse_loss(out.relu(), SHARES), None, ""),
+        (lambda out: F.mse_loss(out.relu(), -SHARES), "wrong", "relu returns numbers from 0 to"),
+        (lambda out: F.mse_loss(out, 16 * SHARES), None, ""),
+        (lambda out: F.cross_entropy(out, SHARES), None, ""),
+        (lambda out: F.cross_entropy(out, 0.9 * SHARES + 0.1 / 3), None, ""),
+        (lambda out: F.cross_entropy(out, 1 - SHARES), "look", "they add up to 2.00..2.00"),
+        (lambda out: F.kl_div(out.log_softmax(-1), SHARES, reduction="batchmean"), None, ""),
+        (
+            lambda out: F.kl_div(out.softmax(-1), SHARES, reduction="batchmean"),
+            "wrong",
+            "was given probabilities",
+        ),
+    ],
+)
+def test_a_loss_of_numbers_or_probabilities_is_given_what_it_takes(
+    end: Any, verdict: str | None, text: str
+) -> None:
+    """Targets within reach of the last operation, probabilities that add up to one, logarithms."""
+    found = examined(Net(), loss=end)
+
+    worst = {"wrong", "look"} & verdicts(found, "logits")
+    assert worst == ({verdict} if verdict else set())
+    if verdict:
+        assert text in said(found, "logits", verdict)
+
+
+def test_a_softmax_of_one_value_is_wrong() -> None:
+    """The loss is zero whatever the model says."""
+    model = nn.Sequential(nn.Linear(6, 1))
+    targets = torch.zeros(8, dtype=torch.long)
+
+    for asked in (targets, torch.ones(8, 1)):
+        found = examined(model, loss=lambda output, asked=asked: F.cross_entropy(output, asked))
+        assert "a softmax over one value" in said(found, "loss-at-start", "wrong")
+
+
+def test_layers_that_can_do_nothing_in_training_are_named() -> None:
+    """A dropout of everything, and a batch norm of one sample."""
+    model = Net(lambda net, x: net.head(net.drop(net.first(x))))
+    model.drop.p = 1.0
+    assert "everything is dropped in drop" in said(examined(model), "modes", "wrong")
+
+    convolutions = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3)
+    )
+    found = examined(
+        convolutions, torch.randn(1, 1, 4, 4), loss=lambda out: F.cross_entropy(out, LABELS[:1])
+    )
+    assert "1 batch norm normalized by a batch of one sample: 1" in said(found, "modes", "look")
+    assert not said(examined(Net()), "modes", "look")
+
+
+def test_targets_that_are_not_scaled_are_named() -> None:
+    """Beside predictions near zero."""
+    targets = 150 + 70 * torch.randn(8, CLASSES, generator=torch.Generator().manual_seed(6))
+
+    found = examined(Net(), loss=lambda output: F.mse_loss(output, targets))
+
+    assert "Bring targets and predictions to one scale" in said(found, "loss-at-start", "look")
+
+
+def test_steps_that_are_rounded_away_are_named() -> None:
+    """Weights of 16 bits have too few digits for small steps."""
+    model = nn.Linear(6, CLASSES).bfloat16()
+
+    for rate, is_named in ((1e-6, True), (0.3, False)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        found = examined(model, rows().bfloat16(), optimizer=optimizer)
+        told = said(found, "one-batch", "look")
+        assert ("did not change in the first step" in told) is is_named, told
+
+
 def test_dropout_that_stays_on_is_found() -> None:
     """The output differs in `eval()`, and the place is named."""
     found = examined(Net(lambda net, x: net.head(F.dropout(net.first(x), 0.5))))

@@ -36,6 +36,7 @@ from kedge.examination.state import TrainingState, state_bytes
 from kedge.examination.step import ExaminedStep, SeenTraining
 from kedge.examination.steps import trials_of_steps, without_steps
 from kedge.examination.tape import Tape, TapeWriter
+from kedge.examination.trials import parameters
 from kedge.examination.written_files import WrittenFiles
 from kedge.hooks.placing.module_calls import given_to, running
 from kedge.hooks.roots import free_name, unwrapped
@@ -216,7 +217,7 @@ class Capture:
         where = ""
         if line is not None:
             where = str(source_of(line))
-        self._losses.append(facts_of(losses, where))
+        self._losses.append(facts_of(losses, where, tape))
         for call in self._calls.values():
             call.is_final = True
         self._state.keep([call.model for call in self._calls.values()], ())
@@ -303,6 +304,8 @@ class Capture:
                 step.whole = self._tape.loss
             steps.append(step)
         results = [result for step in steps for result in examined(step, self._skip)]
+        if not steps and self._losses:
+            results += parameters.without_models(training, self._losses)
         results += self._by_steps(steps)
         names = [step.name for step in steps]
 

@@ -20,6 +20,7 @@ from kedge.examination.result import Result
 from kedge.examination.state import TrainingState
 from kedge.examination.step import ExaminedStep, SeenTraining
 from kedge.examination.steps import trials_of_steps
+from kedge.examination.tape import Tape, Writing
 from kedge.hooks.roots import unwrapped
 from kedge.offload.recompute.state import StateToPutBack
 from kedge.recipes.model_run import arguments, preserved_state
@@ -118,13 +119,16 @@ def _loss_facts(step: ExaminedStep, loss: Callable[[Any], Tensor]) -> LossFacts:
     try:
         with preserved_state(step.model):
             given = step.inputs.apart()
-            value = loss(step.model(*given.args, **given.kwargs))
+            output = step.model(*given.args, **given.kwargs)
+            tape = Tape()
+            with Writing(tape):
+                value = loss(output)
             if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
                 raise WrongCall(
                     "examine(loss=...): the loss is a tensor of one real number, not "
                     f"{described(value)}"
                 )
-            return facts_of([value], "")
+            return facts_of([value], "", tape)
     finally:
         state.put_back()
 

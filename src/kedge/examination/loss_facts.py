@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from kedge.examination.loss_calls import LossCall, loss_calls
+from kedge.examination.tape import Tape
 from kedge.store.events import Broadcast
 from kedge.torch_internals import autograd_nodes
 from kedge.torch_internals.autograd_nodes import behind, function_of, is_leaf, operation_of
@@ -89,6 +91,7 @@ class LossFacts:
         broadcast: The operation by which it pairs each prediction with each target; None without.
         functions: The program's own `torch.autograd.Function` classes in its graph.
         has_softmax_of_one: Whether the logarithm of a softmax over one value is in its graph.
+        calls: The calls of losses that compare probabilities.
     """
 
     value: float
@@ -98,10 +101,17 @@ class LossFacts:
     broadcast: Broadcast | None
     functions: tuple[type, ...]
     has_softmax_of_one: bool = False
+    calls: tuple[LossCall, ...] = ()
 
 
-def facts_of(losses: Iterable[Tensor], where: str) -> LossFacts:
-    """Return what the graphs of losses show; together they are differentiated in one pass."""
+def facts_of(losses: Iterable[Tensor], where: str, tape: Tape | None) -> LossFacts:
+    """Return what the graphs of losses show; together they are differentiated in one pass.
+
+    Args:
+        losses: The losses.
+        where: The line that called backward; "" if none is known.
+        tape: The calls between the model and the loss; None if they are not known.
+    """
     losses = list(losses)
     targets: list[Target] = []
     reached: dict[int, Tensor] = {}
@@ -122,8 +132,18 @@ def facts_of(losses: Iterable[Tensor], where: str) -> LossFacts:
             functions[function] = None
     value = sum(float(loss.detach().sum()) for loss in losses)
     broadcast = broadcast_in(losses)
+    calls: tuple[LossCall, ...] = ()
+    if tape is not None:
+        calls = tuple(loss_calls(tape))
     return LossFacts(
-        value, where, tuple(targets), reached, broadcast, tuple(functions), has_softmax_of_one
+        value,
+        where,
+        tuple(targets),
+        reached,
+        broadcast,
+        tuple(functions),
+        has_softmax_of_one,
+        calls,
     )
 
 

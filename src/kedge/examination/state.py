@@ -68,6 +68,11 @@ class TrainingState:
         known = self._tensors.get(id(value))
         return known is not None and not torch.equal(known[0], known[1])
 
+    def changes(self, value: Tensor) -> Tensor:
+        """Return where a tensor that is kept differs from its copy."""
+        now, before = self._tensors[id(value)]
+        return now != before
+
 
 class _OptimizerState:
     """The options of an optimizer and what it keeps for each parameter; `load_state_dict` would cast that."""

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from kedge.examination.gradients import has_gradient, held_by
 from kedge.examination.result import OWN, Rates, Result, Verdict, in_short
 from kedge.examination.state import TrainingState
-from kedge.short_text import compact, counted
+from kedge.short_text import compact, counted, percent
 
 TRIAL = "one-batch"
 FACTORS = (OWN, 0.01, 0.1, 10.0, 100.0)
@@ -39,6 +40,9 @@ LEARNED = 0.2
 """The share of its first value by which the loss has to fall."""
 NOTHING = 0.02
 """The share under which it has not fallen."""
+MOSTLY = 0.5
+"""The share of numbers that a step does not change from which on it is rounded away."""
+HALVES = (torch.bfloat16, torch.float16)
 FAR_BELOW = 10.0
 """Times its first magnitude by which a loss below zero falls on without an end."""
 _DID = "trained on one batch over and over, with the same random numbers"
@@ -116,6 +120,7 @@ class _Sweep:
         self._courses: list[_Course] = []
         self._moves = False
         self._has_gradient = False
+        self._rounded = 0.0
 
     def run(self) -> None:
         """Take the steps at each rate, the program's own first."""
@@ -142,6 +147,7 @@ class _Sweep:
                 held = held_by(self._optimizers)
                 self._has_gradient = any(map(has_gradient, held))
                 self._moves = any(map(self._state.has_changed, held))
+                self._rounded = _rounded_away(held, self._state)
             if monotonic() > end or not math.isfinite(course.losses[-1]):
                 return
 
@@ -203,6 +209,12 @@ class _Sweep:
         verdict: Verdict = "look"
         if own.losses[-1] < -FAR_BELOW * max(abs(own.losses[0]), 1.0):
             means = "The loss falls far below zero. If it has a lower end, its sign is wrong."
+        elif self._rounded > MOSTLY:
+            means = (
+                f"{percent(self._rounded)} of the numbers with a gradient did not change in the "
+                "first step: it is below the digits that they have. Keep the weights in float32, "
+                "and compute under autocast; or raise the rate."
+            )
         elif own.fall >= LEARNED:
             verdict = "ok"
             means = ""
@@ -220,6 +232,12 @@ class _Sweep:
                 f"At {compact(rate * best.factor)} the same batch is learned. Unless a schedule "
                 "raises the rate after the first step, it is too small."
             )
+        elif not math.isfinite(own.losses[-1]):
+            means = "The loss becomes NaN or infinite"
+            if best.fall > 0 and best.factor < OWN:
+                means += f", and falls at {compact(rate * best.factor)}: the rate is too large."
+            else:
+                means += " at every rate that was tried, or does not fall."
         elif best.fall >= LEARNED:
             means = f"At {compact(rate * best.factor)} the same batch is learned: the rate is too large."
         elif len(own.losses) < ENOUGH:
@@ -236,6 +254,20 @@ class _Sweep:
         else:
             means = "It is learned slowly at every rate that was tried."
         return Result(TRIAL, verdict, _DID, came, means, figure=figure)
+
+
+def _rounded_away(held: Sequence[Tensor], state: TrainingState) -> float:
+    """Return the share of the numbers with a gradient, in 16 bits, that a step did not change."""
+    asked = unmoved = 0
+    for param in held:
+        if param.grad is None or param.grad.is_sparse or param.dtype not in HALVES:
+            continue
+        has_slope = param.grad != 0
+        asked += int(has_slope.sum())
+        unmoved += int((has_slope & ~state.changes(param)).sum())
+    if asked == 0:
+        return 0.0
+    return unmoved / asked
 
 
 def _own_rate(group: Mapping[str, Any]) -> float:

@@ -12,7 +12,9 @@ import math
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
+from kedge.examination.loss_calls import LossCall
 from kedge.examination.loss_facts import Target
 from kedge.examination.result import Result, Verdict
 from kedge.examination.step import ExaminedStep
@@ -41,6 +43,9 @@ _BEFORE_LOGITS = {
 def logits(step: ExaminedStep) -> Iterator[Result]:
     """Yield whether the values do not go with the loss."""
     where = step.where
+    if step.loss is not None:
+        for call in step.loss.calls:
+            yield from _of_call(call, where)
     for target in step.targets():
         if target.logits_from is not None:
             means = _BEFORE_LOGITS.get(target.logits_from, "")
@@ -50,6 +55,33 @@ def logits(step: ExaminedStep) -> Iterator[Result]:
             yield _of_logarithms(target, where)
         elif target.values_from in _REACHED:
             yield from _of_values(target, where)
+
+
+def _of_call(call: LossCall, where: str) -> Iterator[Result]:
+    """Yield whether a loss that compares probabilities is given something else."""
+    predicted, target = call.predicted.double(), call.target.double()
+    if predicted.dim() < 2 or predicted.shape != target.shape or predicted.numel() == 0:
+        return
+    if call.name == "kl_div" and float(predicted.min()) >= 0 and _sums_to_one(predicted, -1):
+        came = "kl_div was given probabilities as its input, whose rows add up to 1"
+        means = "It takes their logarithms, which are below zero: log_softmax in place of softmax."
+        yield Result(TRIAL, "wrong", DID, came, means, where)
+    has_classes = call.name == "cross_entropy" and predicted.shape[1] > 1
+    if has_classes and not _sums_to_one(target, 1):
+        sums = target.sum(1)
+        came = (
+            "cross_entropy was given targets as probabilities, and they add up to "
+            f"{compact(float(sums.min()))}..{compact(float(sums.max()))}"
+        )
+        means = (
+            "Where several classes are right at once, each is a question of its own: "
+            "binary_cross_entropy_with_logits. As probabilities of one class they add up to 1."
+        )
+        yield Result(TRIAL, "look", DID, came, means, where)
+
+
+def _sums_to_one(values: Tensor, dim: int) -> bool:
+    return bool(((values.sum(dim) - 1).abs() < FAR).all())
 
 
 def _of_values(target: Target, where: str) -> Iterator[Result]:

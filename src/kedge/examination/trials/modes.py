@@ -42,7 +42,7 @@ def _of_nothing(step: ExaminedStep, did: str) -> Iterator[Result]:
     training = [(name, module) for name, module in step.model.named_modules() if module.training]
     dropped = [name for name, each in training if isinstance(each, _DropoutNd) and each.p >= 1]
     if dropped:
-        came = f"{listed(dropped, 4)} {'drops' if len(dropped) == 1 else 'drop'} everything: p is 1"
+        came = f"everything is dropped in {listed(dropped, 4)}: p is 1"
         means = "Nothing of what it is given gets through, nor a gradient. p is the share to drop."
         yield Result(TRIAL, "wrong", did, came, means)
     norms = [name for name, each in training if isinstance(each, _BatchNorm)]

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from kedge.examination.gradients import held_by
+from kedge.examination.loss_facts import LossFacts
 from kedge.examination.model_runs import Passed
 from kedge.examination.result import Result
-from kedge.examination.step import ExaminedStep
+from kedge.examination.step import ExaminedStep, SeenTraining
 from kedge.short_text import counted, listed
 from kedge.torch_internals.autograd_nodes import behind, is_leaf
 from kedge.torch_internals.module_tables import own_parameters
@@ -131,6 +132,27 @@ def _without_loss(step: ExaminedStep) -> Result:
     came = "the loss depends on no parameter of this model"
     means = "What it returns is taken out of the graph on its way to the loss, as by detach()."
     return Result(TRIAL, "wrong", DID, came, means)
+
+
+def without_models(training: SeenTraining, losses: Sequence[LossFacts]) -> Iterator[Result]:
+    """Yield what the loss of a step depends on in which no model was called with gradients on."""
+    if not training.optimizers:
+        return
+    reached = {key for facts in losses for key in facts.reached}
+    held = held_by(training.optimizers)
+    missed = [param for param in held if id(param) not in reached]
+    if not missed:
+        yield Result(TRIAL, "ok", DID, f"it depends on all {counted(len(held), 'parameter')}")
+        return
+    shapes = listed([str(tuple(param.shape)) for param in missed], 4)
+    came = (
+        f"of {counted(len(held), 'tensor')} of the optimizer, the loss does not depend on "
+        f"{len(missed)}: {shapes}; no model was called with gradients on"
+    )
+    means = (
+        "A model that is to be trained runs under no_grad, or the loss leaves out what it returns."
+    )
+    yield Result(TRIAL, "look", DID, came, means, losses[0].where)
 
 
 def _end_of_graph(noted: Sequence[Passed], nodes: Collection[Node]) -> Passed | None:

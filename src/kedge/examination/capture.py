@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -90,7 +91,7 @@ class Capture:
     ) -> None:
         self._skip = skip
         self._phase = phase
-        self._met: list[Optimizer] = []
+        self._met: list[weakref.ref[Optimizer]] = []
         self._taken = taken
         self._failed = failed
         self._done = done
@@ -231,9 +232,9 @@ class Capture:
     def _about_to_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._over:
             return
-        if not any(each is optimizer for each in self._met):
-            self._met.append(optimizer)
-        if any(each is optimizer for each in self._met[: self._phase - 1]):
+        if not any(each() is optimizer for each in self._met):
+            self._met.append(weakref.ref(optimizer))
+        if any(each() is optimizer for each in self._met[: self._phase - 1]):
             self._forget()
         elif any(each is optimizer for each in self._stepped):
             self._keeps_gradients = self._gradients.are_kept(optimizer)

@@ -9,12 +9,15 @@ from functools import cached_property
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kedge.examination.differences import changed, numbers_in
 from kedge.examination.gradients import Gradients, held_by
 from kedge.examination.loss_facts import LossFacts, Target
 from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.model_runs import ModelRuns
 from kedge.torch_internals.module_tables import parameters_in
 
+FEW = 4
+"""Samples with which the model runs where a few are as good as all."""
 FEWEST = 4
 """Fewest samples of a batch by which a dimension is told."""
 
@@ -84,6 +87,34 @@ class ExaminedStep:
         return ModelRuns(self.model, self.inputs)
 
     @cached_property
+    def outputs(self) -> dict[str, Tensor]:
+        """The real numbers of the model's output in evaluation mode."""
+        return numbers_in(self.run.outputs())
+
+    @cached_property
+    def few(self) -> ModelRuns:
+        """Runs the model with the first samples alone, where these have the outputs that they have in the batch."""
+        batch = self.samples
+        if batch is None or batch.count <= FEW or not self.outputs:
+            return self.run
+        shorter = {
+            name: value.narrow(batch.dim, 0, FEW).detach().clone()
+            for name, value in self.inputs.numbers().items()
+            if batch.of(value)
+        }
+        runs = ModelRuns(self.model, self.inputs.with_tensors(shorter))
+        try:
+            outputs = numbers_in(runs.outputs())
+        except Exception:  # noqa: BLE001 - the program's own code, which takes its own batch alone
+            return self.run
+        if outputs.keys() == self.outputs.keys() and all(
+            batch.of(value) and _are_close(outputs[name], value.narrow(batch.dim, 0, FEW))
+            for name, value in self.outputs.items()
+        ):
+            return runs
+        return self.run
+
+    @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The model's parameters by name."""
         return parameters_in(self.model)
@@ -135,6 +166,10 @@ class SampleDimension:
     def of(self, value: Tensor) -> bool:
         """Whether a tensor has this dimension."""
         return value.dim() > self.dim and value.shape[self.dim] == self.count
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and not bool(changed(one, other).any())
 
 
 def _are_sequences(shapes: Sequence[Sequence[int]]) -> bool:

@@ -30,9 +30,9 @@ FARTHEST = 1e-8
 """The smallest factor that is tried where the loss does not fall at others; its inverse is the largest."""
 MOST_STEPS = {True: 60, False: 20}
 """Steps at the program's own rate, and at another."""
-MOST_SECONDS = {True: 6.0, False: 1.5}
+MOST_SECONDS = {True: 5.0, False: 1.0}
 """Seconds for them."""
-MOST_SECONDS_IN_ALL = 15.0
+MOST_SECONDS_IN_ALL = 9.0
 """Seconds after which no further rate is tried."""
 ENOUGH = 10
 """Fewest steps from which it is said that the loss does not fall."""

@@ -31,7 +31,7 @@ def data_used(step: ExaminedStep) -> Iterator[Result]:
     if not given:
         yield Result(TRIAL, "untried", DID, "the model is given no tensors that could be changed")
         return
-    before = numbers_in(step.run.outputs())
+    before = step.outputs
     if not before:
         yield Result(TRIAL, "untried", DID, "the model returns no tensor of real numbers")
         return

@@ -34,7 +34,7 @@ FAR = 1e-3
 
 def padding(step: ExaminedStep) -> Iterator[Result]:
     """Yield what depends on padding; nothing for models whose inputs have none."""
-    before = numbers_in(step.run.outputs())
+    before = step.outputs
     found = list(padded_inputs(step))
     if found and differ(before, numbers_in(step.run.outputs())):
         yield Result(TRIAL, "untried", DID_ALONE, "the output differs from run to run")

@@ -43,7 +43,7 @@ def samples(step: ExaminedStep) -> Iterator[Result]:
     if batch.count < 2:
         yield Result(TRIAL, "untried", DID, "the batch has one sample")
         return
-    first = _first_output(step)
+    first = next(iter(step.outputs.values()), None)
     if first is None or not batch.of(first) or list(first.shape).count(batch.count) > 1:
         yield Result(TRIAL, "untried", DID, f"the output has no dimension of {batch.count} samples")
         return

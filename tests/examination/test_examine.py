@@ -797,6 +797,28 @@ def test_what_is_no_model_or_no_loss_is_refused() -> None:
         kedge.examine(Net(), rows(), optimizer="adam")  # type: ignore[arg-type]
 
 
+class HalfOfASquare(WrongBackward):
+    """Another name for a square whose backward forgets the 2."""
+
+
+def test_a_wrong_backward_is_told_where_half_of_the_slopes_are_zero() -> None:
+    """As behind a ReLU: where both the slope and the gradient are zero, they agree."""
+    found = examined(Net(lambda net, x: net.head(HalfOfASquare.apply(net.first(x).relu()))))
+
+    assert verdicts(found, "functions") == {"wrong"}
+
+
+def test_a_module_that_was_frozen_by_an_attribute_is_wrong() -> None:
+    """PyTorch does not read it."""
+    model = Net()
+    model.first.requires_grad = False  # type: ignore[assignment]
+    assert "was set on the module first" in said(examined(model), "parameters", "wrong")
+
+    model = Net()
+    model.first.requires_grad_(requires_grad=False)
+    assert not said(examined(model), "parameters", "wrong")
+
+
 class Reversing(WrongBackward):
     """The identity, whose gradient is reversed, as against a domain's adversary."""
 

@@ -50,7 +50,9 @@ def _inputs(step: ExaminedStep) -> Iterator[Result]:
             yield from _numbers(step, name, value)
             yield from _features(step, name, value)
         batch = step.samples
-        if batch is None or not batch.of(value) or batch.count < _FEWEST or "mask" in name:
+        if batch is None or not batch.of(value) or batch.count < _FEWEST:
+            continue
+        if value.dtype is torch.bool or "mask" in name:
             continue
         rows = value.detach().movedim(batch.dim, 0)
         rows = rows.reshape(rows.shape[0], -1)

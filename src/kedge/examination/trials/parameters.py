@@ -168,6 +168,12 @@ def _end_of_graph(noted: Sequence[Passed], nodes: Collection[Node]) -> Passed | 
 def _frozen(step: ExaminedStep) -> Iterator[Result]:
     did = "compared frozen parameters before and after a step"
     frozen = [name for name, p in step.parameters.items() if not p.requires_grad]
+    for name, module in step.model.named_modules():
+        is_meant = vars(module).get("requires_grad") is False
+        if is_meant and any(param.requires_grad for param in module.parameters()):
+            came = f"requires_grad = False was set on the module {name or step.name}, which trains"
+            means = "That is an attribute that nobody reads. Call requires_grad_(False) on it."
+            yield Result(TRIAL, "wrong", did, came, means)
     if step.changed_frozen:
         came = f"{counted(len(step.changed_frozen), 'frozen parameter')} changed: "
         came += listed(list(step.changed_frozen), 4)

@@ -132,6 +132,30 @@ def test_gradients_that_are_made_small_or_broken_are_told(results: Any) -> None:
     assert "had one that is NaN or infinite" in told(results(broken), "optimizer", "wrong")
 
 
+def test_labels_that_are_drawn_by_chance_are_told(results: Any) -> None:
+    """The same sample has another label each time; where the inputs change as well, that may be meant."""
+    own = """
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 160
+
+        def __getitem__(self, i):
+            return x[i], torch.randint(0, 5, ())
+
+    model = Net()
+    """
+    changes = (
+        ("    model = Net()\n", own.strip("\n").rstrip(" ")),
+        ("TensorDataset(x, y)", "Data()"),
+    )
+
+    assert "the labels were not, of 0" in told(results(*changes), "batch", "look")
+
+    noisy = ("return x[i], ", "return x[i] + torch.randn(3, 8, 8), ")
+    assert not told(results(*changes, noisy), "batch", "look")
+    assert not told(results(), "batch", "look")
+
+
 def test_steps_without_a_backward_pass_are_wrong(results: Any) -> None:
     """Nothing else is said of the graph, which no loss has shown."""
     found = results(("            loss.backward()\n", ""))

@@ -159,6 +159,19 @@ def test_features_that_are_cut_off_are_named() -> None:
     assert "nothing depends on 3 features of `x`: 2..4" in told
 
 
+def test_layers_without_an_activation_between_are_named() -> None:
+    """One of them, or a square, is no straight line through several."""
+    layers = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, CLASSES))
+    assert "in a straight line, through 2 layers" in said(examined(layers), "data-used", "look")
+
+    for sound in (
+        nn.Linear(6, CLASSES),
+        Net(),
+        Net(lambda net, x: net.head(net.first(x).square())),
+    ):
+        assert verdicts(examined(sound), "data-used") == {"ok"}
+
+
 class Masked(nn.Module):
     """A model of tokens that may look at its mask."""
 

@@ -299,6 +299,7 @@ class Capture:
                 training=training,
                 others=[other.model for other in calls if other is not call],
                 batch_size=_batch_size(self._loader),
+                data=getattr(self._loader, "dataset", None),
                 changed_frozen=frozen[id(call.model)],
             )
             if self._tape is not None:

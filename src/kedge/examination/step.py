@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -67,6 +68,7 @@ class ExaminedStep:
         training: How the program trains; None if that is not known.
         others: The other models of the step, whose parameters optimizers may hold too.
         batch_size: How many samples a batch of the data loader has; None without a loader.
+        data: The data set that the loader reads; None without one.
         changed_frozen: Names of frozen parameters that the first step of an optimizer changed.
         whole: Computes the loss of the step again, with the model's call; None if that is not known.
     """
@@ -78,6 +80,7 @@ class ExaminedStep:
     training: SeenTraining | None = None
     others: Sequence[nn.Module] = ()
     batch_size: int | None = None
+    data: Any = None
     changed_frozen: Sequence[str] = ()
     whole: Callable[[], Tensor] | None = None
 

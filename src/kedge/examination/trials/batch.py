@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kedge.examination.loss_facts import Target
-from kedge.examination.result import Result
+from kedge.examination.read_again import labels_differ
+from kedge.examination.result import Result, in_short
 from kedge.examination.step import ExaminedStep
 from kedge.short_text import compact, counted, listed, spans
 
@@ -37,7 +38,7 @@ APART = 1000.0
 
 def batch(step: ExaminedStep) -> Iterator[Result]:
     """Yield what is conspicuous in the inputs and targets."""
-    found = [*_inputs(step), *_targets(step)]
+    found = [*_inputs(step), *_targets(step), *_labels(step)]
     yield from found
     if not found:
         shapes = [f"{name} {tuple(v.shape)}" for name, v in step.inputs.numbers().items()]
@@ -150,6 +151,19 @@ def _features(step: ExaminedStep, name: str, value: Tensor) -> Iterator[Result]:
             "there. Scale each feature by itself: to mean 0 and deviation 1, or by its logarithm."
         )
         yield Result(TRIAL, "look", DID, came, means)
+
+
+def _labels(step: ExaminedStep) -> Iterator[Result]:
+    did = "read samples of the data set twice"
+    try:
+        differing = labels_differ(step.data)
+    except Exception as error:  # noqa: BLE001 - the program's own code, called by others than itself
+        yield Result(TRIAL, "untried", did, f"they cannot be read: {in_short(error)}")
+        return
+    if differing:
+        came = f"the inputs were the same, and the labels were not, of {listed(list(map(str, differing)))}"
+        means = "A label that is drawn by chance cannot be learned. See whether that is meant."
+        yield Result(TRIAL, "look", did, came, means)
 
 
 def _targets(step: ExaminedStep) -> Iterator[Result]:

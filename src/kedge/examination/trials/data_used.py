@@ -22,6 +22,8 @@ from kedge.examination.step import ExaminedStep
 from kedge.short_text import counted, listed, spans
 
 TRIAL = "data-used"
+STRAIGHT = 1e-4
+"""The share of a difference by which its middle may be off a straight line, as rounding makes it."""
 DID = "compared the output with that for other inputs, in eval()"
 
 
@@ -64,7 +66,35 @@ def data_used(step: ExaminedStep) -> Iterator[Result]:
         means = "A part of the input is cut off or overwritten on its way, or meant to be ignored."
         yield Result(TRIAL, "look", DID, came, means)
     if not unused and not features:
+        yield from _straight(step)
         yield Result(TRIAL, "ok", DID, f"it depends on {listed([*given])}")
+
+
+def _straight(step: ExaminedStep) -> Iterator[Result]:
+    """Yield whether the output follows the only input in a straight line, through several layers of weights."""
+    given = step.inputs.tensors()
+    layers = [name for name, param in step.parameters.items() if param.dim() > 1]
+    if len(given) != 1 or len(layers) < 2:
+        return
+    ((name, value),) = given.items()
+    if not value.is_floating_point() or value.dim() < 2 or value.shape[0] < 2:
+        return
+    one = value.detach()
+    other = one.roll(1, 0)
+    halfway = numbers_in(step.run.outputs(_with(step.inputs, name, (one + other) / 2)))
+    ends = numbers_in(step.run.outputs(_with(step.inputs, name, other)))
+    for key, first in step.outputs.items():
+        if key not in ends or not ends[key].shape == halfway[key].shape == first.shape:
+            return
+        bent = (first.double() + ends[key].double()) / 2 - halfway[key].double()
+        if float(bent.norm()) > STRAIGHT * float((first - ends[key]).double().norm()):
+            return
+    came = (
+        f"halfway between two samples it is halfway between their outputs: it follows `{name}` in a "
+        f"straight line, through {counted(len(layers), 'layer')} of weights"
+    )
+    means = "One layer could do the same: no activation stands between them."
+    yield Result(TRIAL, "look", DID, came, means)
 
 
 def _is_unused(step: ExaminedStep, before: dict[str, Tensor], name: str, value: Tensor) -> bool:

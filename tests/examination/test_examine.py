@@ -901,7 +901,7 @@ def test_a_model_that_counts_its_calls_is_not_accused(is_attribute: bool) -> Non
     def forward(net: Net, x: Tensor) -> Tensor:
         if is_attribute:
             net.calls = getattr(net, "calls", 0) + 1
-            return net.head(net.first(x)) * int(net.calls)
+            return net.head(net.first(x).relu()) * int(net.calls)
         calls.append(x)
         return net.head(net.first(x)) * (1 + len(calls))
 

@@ -65,8 +65,11 @@ def data_used(step: ExaminedStep) -> Iterator[Result]:
         came = f"nothing depends on {counted(len(places), 'feature')} of `{name}`: {spans(places)}"
         means = "A part of the input is cut off or overwritten on its way, or meant to be ignored."
         yield Result(TRIAL, "look", DID, came, means)
-    if not unused and not features:
-        yield from _straight(step)
+    if unused or features:
+        return
+    straight = list(_straight(step))
+    yield from straight
+    if not straight:
         yield Result(TRIAL, "ok", DID, f"it depends on {listed([*given])}")
 
 

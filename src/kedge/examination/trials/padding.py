@@ -3,7 +3,8 @@
 A sample is run by itself and without its padding, and its output is compared with that in the
 batch. Where a mask or lengths tell the model what is padding, other values are put there, too, and
 the mask stays. If the output at a real position changes then, and does not when other real
-positions change, the mask is the wrong way round: what it hides is what is read.
+positions change, and with the mask turned round it is the other way about, then the mask hides
+what it should show.
 
 Cannot see: padding at the beginning; samples that are all of one or two lengths; losses that are
 not PyTorch's own.
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kedge.examination.differences import changed, differ, numbers_in
+from kedge.examination.differences import differ, numbers_in
 from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.padded_inputs import PaddedInput, lengths_before, padded_inputs
 from kedge.examination.result import Result
@@ -93,7 +94,7 @@ def _of_content(seen: _Seen) -> Result:
         came = f"{by}, and no output of a real position changes"
         return Result(TRIAL, "ok", DID_OTHER, came)
     came = f"{by}, and outputs of real positions change with it, in {len(hit)} of {len(padded.lengths)} samples"
-    if _reads_padding_alone(seen, after):
+    if _is_reversed(seen):
         means = (
             "They do not change with other real positions: the mask is the wrong way round. "
             "key_padding_mask is True where PyTorch is to look away, and attention_mask is 1 where "
@@ -108,21 +109,66 @@ def _of_content(seen: _Seen) -> Result:
     return Result(TRIAL, "look", DID_OTHER, came, means)
 
 
-def _reads_padding_alone(seen: _Seen, with_other_padding: dict[str, Tensor]) -> bool:
-    """Whether some output at the first position follows the padding, and no other real position."""
-    lengths = seen.padded.lengths
-    others = ~seen.padded.is_padding
+def _is_reversed(seen: _Seen) -> bool:
+    """Whether the mask is the wrong way round, which is certain if turning it round mends it.
+
+    As it is, some output at a first position follows the padding and no other real position; with
+    the mask turned round it follows other real positions and not the padding.
+    """
+    mask = seen.step.inputs.numbers()[seen.padded.told_by]
+    if mask.dim() != 2:
+        return False
+    as_it_is = _first_positions(seen, mask)
+    turned = _first_positions(seen, _turned(mask))
+    return any(
+        one.reads_padding
+        and not one.reads_others
+        and other.reads_others
+        and not other.reads_padding
+        for one, other in zip(as_it_is, turned, strict=True)
+    )
+
+
+def _turned(mask: Tensor) -> Tensor:
+    if mask.dtype is torch.bool:
+        return ~mask
+    return mask.max() + mask.min() - mask
+
+
+@dataclass(frozen=True)
+class _Follows:
+    """What the output at the first position of a sample follows.
+
+    Attributes:
+        reads_padding: Whether it changes with the padding.
+        reads_others: Whether it changes with the other real positions.
+    """
+
+    reads_padding: bool
+    reads_others: bool
+
+
+def _first_positions(seen: _Seen, mask: Tensor) -> list[_Follows]:
+    """Return what the outputs at first positions follow under a mask, of samples with some padding."""
+    padded, told_by = seen.padded, seen.padded.told_by
+
+    def outputs(where: Tensor | None) -> dict[str, Tensor]:
+        inputs = seen.step.inputs
+        if where is not None:
+            inputs = _with_other_values(seen, where)
+        return numbers_in(seen.step.run.outputs(inputs.with_tensors({told_by: mask})))
+
+    others = ~padded.is_padding
     others[:, 0] = False
-    with_other_values = numbers_in(seen.step.run.outputs(_with_other_values(seen, others)))
-    for sample in range(len(lengths)):
-        if not 2 < int(lengths[sample]) < seen.padded.value.shape[1]:
-            continue
-        first = _at_first(seen, sample, seen.before)
-        one = _at_first(seen, sample, with_other_padding)
-        other = _at_first(seen, sample, with_other_values)
-        if _is_far(first, one) and first is not None and other is not None:
-            return not bool(changed(first, other).any())
-    return False
+    before, other_padding, other_real = outputs(None), outputs(padded.is_padding), outputs(others)
+    return [
+        _Follows(
+            _is_far(_at_first(seen, sample, before), _at_first(seen, sample, other_padding)),
+            _is_far(_at_first(seen, sample, before), _at_first(seen, sample, other_real)),
+        )
+        for sample, length in enumerate(padded.lengths.tolist())
+        if 1 < length < padded.value.shape[1]
+    ]
 
 
 def _at_first(seen: _Seen, sample: int, outputs: dict[str, Tensor]) -> Tensor | None:

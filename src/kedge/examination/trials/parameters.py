@@ -18,7 +18,7 @@ from torch.autograd.graph import Node
 from kedge.examination.gradients import held_by
 from kedge.examination.loss_facts import LossFacts
 from kedge.examination.model_runs import Passed
-from kedge.examination.result import Result
+from kedge.examination.result import Result, Verdict
 from kedge.examination.step import ExaminedStep, SeenTraining
 from kedge.short_text import counted, listed
 from kedge.torch_internals.autograd_nodes import behind, is_leaf
@@ -172,8 +172,13 @@ def _frozen(step: ExaminedStep) -> Iterator[Result]:
         is_meant = vars(module).get("requires_grad") is False
         if is_meant and any(param.requires_grad for param in module.parameters()):
             came = f"requires_grad = False was set on the module {name or step.name}, which trains"
-            means = "That is an attribute that nobody reads. Call requires_grad_(False) on it."
-            yield Result(TRIAL, "wrong", did, came, means)
+            means = (
+                "PyTorch does not read that attribute. Call requires_grad_(False) on the module."
+            )
+            verdict: Verdict = "wrong"
+            if not type(module).__module__.startswith("torch."):
+                verdict = "look"  # a class of the program's own may read it
+            yield Result(TRIAL, verdict, did, came, means)
     if step.changed_frozen:
         came = f"{counted(len(step.changed_frozen), 'frozen parameter')} changed: "
         came += listed(list(step.changed_frozen), 4)

@@ -180,6 +180,27 @@ def test_a_model_under_no_grad_is_told(results: Any) -> None:
     assert "of 7 tensors of the optimizer, the loss does not depend on 6" in said
 
 
+def test_a_program_that_steps_in_its_backward_pass_is_examined(results: Any) -> None:
+    """Each parameter has an optimizer, and a hook that steps as soon as its gradient is there."""
+    hooks = """    def step(param):
+        steps[param].step()
+        steps[param].zero_grad()
+
+    steps = {param: torch.optim.SGD([param], lr=0.05) for param in model.parameters()}
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(step)
+    for epoch in range(2):
+"""
+    found = results(
+        ("    for epoch in range(2):\n", hooks),
+        ("            optimizer.zero_grad()\n", ""),
+        ("            optimizer.step()\n", ""),
+    )
+
+    assert found["verdict"] == "ok"
+    assert told(found, "samples", "ok")
+
+
 ADVERSARIES = """
     import torch
     from torch import nn

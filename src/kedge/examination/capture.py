@@ -106,6 +106,7 @@ class Capture:
         self._gradients = Gradients()
         self._files = WrittenFiles()
         self._keeps_gradients = False
+        self._is_due = False
         self._blind_steps = 0
 
     def begin(self) -> None:
@@ -128,6 +129,8 @@ class Capture:
             result = plain_backward(tensors, *args, **kwargs)
             if not self._over:
                 self._gradients.note_end(self._losses)
+            if self._is_due:
+                self._take_over()
             return result
 
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -238,7 +241,10 @@ class Capture:
             self._forget()
         elif any(each is optimizer for each in self._stepped):
             self._keeps_gradients = self._gradients.are_kept(optimizer)
-            self._take_over()
+            if in_backward():  # a hook of the program steps there
+                self._is_due = True
+            else:
+                self._take_over()
         elif not self._losses:
             self._note_blind_step(optimizer)
         else:

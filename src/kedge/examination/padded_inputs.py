@@ -67,7 +67,7 @@ def padded_inputs(step: ExaminedStep) -> Iterator[PaddedInput]:
 
 def _of_numbers(model: nn.Module, value: Tensor) -> _Found | None:
     """Return lengths, filler and embedding of numbers of tokens; None if they are not padded."""
-    ends = value[:, -1].unique().tolist()
+    ends = [end for end in value[:, -1].unique().tolist() if end >= 0]  # below, labels are ignored
     for path, module in model.named_modules():
         filler = getattr(module, "padding_idx", None)
         if isinstance(filler, int) and filler in ends:

@@ -66,7 +66,7 @@ class _Seen:
         """Return what a sample has in an output: at its real positions, or all of it if it has none."""
         length = int(self.padded.lengths[sample])
         for value in outputs.values():
-            if value.shape[0] <= sample:
+            if value.dim() == 0 or value.shape[0] <= sample:
                 continue
             own = value[sample]
             if own.dim() > 1 and own.shape[0] >= length:
@@ -205,7 +205,7 @@ def _of_amount(seen: _Seen) -> Result:
         came = f"the model takes no sample of another length ({type(error).__name__})"
         return Result(TRIAL, "untried", DID_ALONE, came)
     own = seen.output(sample, seen.before)
-    other = next((value[0] for value in alone.values() if value.shape[0] == 1), None)
+    other = next((value[0] for value in alone.values() if value.shape[:1] == (1,)), None)
     if own is None or other is None or own.shape != other.shape:
         return Result(TRIAL, "untried", DID_ALONE, "the output has another shape")
     of = f"{padded.value.shape[1] - length} of {padded.value.shape[1]} positions of `{padded.name}`"

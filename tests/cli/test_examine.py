@@ -230,6 +230,34 @@ def test_gradients_of_one_of_two_optimizers_are_kept(results: Any) -> None:
     assert "those of before were still there" in told(found, "optimizer", "wrong")
 
 
+def test_a_model_that_another_step_trains_is_not_called_wrong(results: Any) -> None:
+    """One optimizer trains both in turns; where it trains this one alone, nothing reaches it."""
+    source = """
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        one, other = nn.Linear(4, 4), nn.Linear(4, 1)
+        optimizer = torch.optim.SGD([*one.parameters(), *other.parameters()], lr=0.1)
+        for step in range(4):
+            hidden = one(torch.randn(8, 4))
+            loss = other(hidden.detach()).square().mean()
+            if step > 1:
+                loss = hidden.square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    """
+    found = results(source=source)
+    assert "a later one this" in told(found, "parameters", "look")
+    assert not told(found, "parameters", "wrong")
+
+    found = results(
+        ("SGD([*one.parameters(), *other.parameters()]", "SGD(one.parameters()"), source=source
+    )
+    assert "depends on no parameter of this model" in told(found, "parameters", "wrong")
+
+
 def test_two_optimizers_of_one_model_are_told(results: Any) -> None:
     """The other model is in neither."""
     found = results(("SGD(maker.parameters()", "SGD(judge.parameters()"), source=ADVERSARIES)

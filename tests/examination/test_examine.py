@@ -500,6 +500,21 @@ def test_a_reversed_sign_is_wrong() -> None:
     assert "which is minus nll_loss" in said(found, "loss-at-start", "wrong")
 
 
+def test_a_model_that_is_to_forget_is_no_reversed_sign() -> None:
+    """It knows the answers already, as no fresh one does."""
+    model = Net(lambda net, x: net.head(net.first(x).relu()))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss(model(rows())).backward()
+        optimizer.step()
+
+    found = examined(model, loss=lambda output: -loss(output))
+
+    assert verdicts(found, "loss-at-start") == {"look"}
+    assert "may be meant to forget" in said(found, "loss-at-start", "look")
+
+
 def test_a_softmax_before_cross_entropy_is_wrong() -> None:
     """The loss has one itself."""
     found = examined(Net(lambda net, x: net.head(net.first(x).relu()).softmax(dim=-1)))

@@ -35,6 +35,7 @@ class SeenTraining:
         state_bytes: What the optimizers keep for their parameters, in bytes; None before a step.
         keeps_gradients: Whether an optimizer that is about to step again does so with the gradients
             of its first step, too.
+        reached: The ids of the tensors that the losses of the step depend on.
         blind_steps: How many steps came without any backward pass before, and without a gradient.
     """
 
@@ -44,6 +45,7 @@ class SeenTraining:
     moved: bool = False
     state_bytes: int | None = None
     keeps_gradients: bool = False
+    reached: frozenset[int] = frozenset()
     blind_steps: int = 0
 
     @property

@@ -54,7 +54,11 @@ def loss_at_start(step: ExaminedStep) -> Iterator[Result]:
         if len(step.loss.targets) == 1 and _is_reversed(target, own) and _descends(step):
             came = f"{compact(own)}, which is minus {target.loss}"
             means = "Training makes the loss of the predictions larger. Take the minus sign away."
-            yield Result(TRIAL, "wrong", DID, came, means, step.loss.where)
+            verdict: Verdict = "wrong"
+            if target.has_classes and -own < NEAR * math.log(max(target.classes, 2)):
+                verdict = "look"
+                means += " A model that was trained before may be meant to forget."
+            yield Result(TRIAL, verdict, DID, came, means, step.loss.where)
         elif target.is_weighted:
             yield Result(TRIAL, "untried", DID, "its classes or elements have weights")
         elif target.has_classes:

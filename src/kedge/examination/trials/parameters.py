@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.optim import Optimizer
 
 from kedge.examination.gradients import held_by
 from kedge.examination.loss_facts import LossFacts
@@ -122,16 +123,28 @@ def _goes_on_without_graph(noted: Sequence[Passed], end: Passed) -> bool:
 
 
 def _without_loss(step: ExaminedStep) -> Result:
-    is_known = step.loss is not None
-    seen = step.training.gradients if step.training is not None else None
-    if step.training is not None and seen is not None and seen.passes:
-        held = {id(param) for param in held_by(step.training.optimizers)}
-        is_known = is_known or any(id(param) in held for param in step.parameters.values())
-    if not is_known:
+    training = step.training
+    own = set(map(id, step.parameters.values()))
+    owners = []
+    if training is not None and training.gradients is not None and training.gradients.passes:
+        owners = [each for each in training.optimizers if not own.isdisjoint(_ids(each))]
+    if step.loss is None and not owners:
         return Result(TRIAL, "untried", DID, "no loss is known")
     came = "the loss depends on no parameter of this model"
     means = "What it returns is taken out of the graph on its way to the loss, as by detach()."
+    reached: set[int] = set()
+    if training is not None:
+        reached.update(training.reached)
+    if step.loss is not None:
+        reached.update(step.loss.reached)
+    if any(not reached.isdisjoint(_ids(each)) for each in owners):
+        means += " It is meant if this step trains another model, and a later one this."
+        return Result(TRIAL, "look", DID, came, means)
     return Result(TRIAL, "wrong", DID, came, means)
+
+
+def _ids(optimizer: Optimizer) -> set[int]:
+    return set(map(id, held_by([optimizer])))
 
 
 def without_models(training: SeenTraining, losses: Sequence[LossFacts]) -> Iterator[Result]:

@@ -129,15 +129,17 @@ def shown(said: Spoken) -> str:
     return " ".join(sorted(f"{verdict}:{trial}" for verdict, trial in said))
 
 
+def line(each: Judged, width: int) -> str:
+    """Return what is said of a case, and what that is worth."""
+    parts = [f"{each.word:7} {each.found.case.title:{width}} {each.found.seconds:5.1f} s"]
+    parts += [shown(each.right)] if each.right else []
+    parts += [f"false: {shown(each.false)}"] if each.false else []
+    parts += [each.found.failure] if each.found.failure else []
+    return "  ".join(parts)
+
+
 def report(every: Sequence[Judged]) -> None:
-    """Print a line for each case, and the figures."""
-    width = max(len(each.found.case.title) for each in every)
-    for each in every:
-        parts = [f"{each.word:7} {each.found.case.title:{width}} {each.found.seconds:5.1f} s"]
-        parts += [shown(each.right)] if each.right else []
-        parts += [f"false: {shown(each.false)}"] if each.false else []
-        parts += [each.found.failure] if each.found.failure else []
-        print("  ".join(parts))
+    """Print the figures."""
     counts: Mapping[str, int] = Counter(each.word for each in every)
     print(", ".join(f"{count} {word}" for word, count in counts.items()))
     faults = [each for each in every if each.found.case.name]
@@ -177,10 +179,16 @@ def main() -> int:
             optimizer = case.examine.get("optimizer", 1)
             wanted.setdefault((case.program, "", optimizer), repaired[case.program])
             wanted[case.program, case.name, optimizer] = case
+    width = max(len(case.title) for case in wanted.values())
+    twins: dict[tuple[str, int], Examined] = {}
+    every = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        examined = list(pool.map(lambda each: examine(each[1], each[0][2]), wanted.items()))
-    twins = {each.key: each for each in examined if not each.case.name}
-    report([judged(each, twins[each.key]) for each in examined])
+        for found in pool.map(lambda each: examine(each[1], each[0][2]), wanted.items()):
+            # A repaired program comes before its faults.
+            each = judged(found, twins.setdefault(found.key, found))
+            every.append(each)
+            print(line(each, width), flush=True)
+    report(every)
     return 0
 
 

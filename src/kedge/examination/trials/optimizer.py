@@ -5,6 +5,7 @@ Cannot see: parameters that are trained by hand.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -36,7 +37,8 @@ def optimizer(step: ExaminedStep) -> Iterator[Result]:
     if not step.training.optimizers:
         yield _without_step(step.training)
         return
-    yield from _at_steps(step.training)
+    is_finite = step.loss is None or math.isfinite(step.loss.value)
+    yield from _at_steps(step.training, is_finite=is_finite)
 
     if step.loss is None:
         yield Result(TRIAL, "untried", DID, "no loss of this model is known")
@@ -140,7 +142,8 @@ def _without_step(training: SeenTraining) -> Result:
     return Result(TRIAL, "wrong", did, came + ", and no parameter changed", means)
 
 
-def _at_steps(training: SeenTraining) -> Iterator[Result]:
+def _at_steps(training: SeenTraining, *, is_finite: bool) -> Iterator[Result]:
+    """Yield what is wrong with the gradients at steps; that of a loss that is not finite is said elsewhere."""
     seen = training.gradients
     if seen is None:
         return
@@ -154,12 +157,12 @@ def _at_steps(training: SeenTraining) -> Iterator[Result]:
         else:
             means = "The gradient of this batch is zero: the loss has no slope there."
             yield Result(TRIAL, "look", did, came, means)
-    if seen.broken:
+    if seen.broken and is_finite:
         did = "looked at the gradients as the optimizer was about to step"
         came = f"{counted(seen.broken, 'parameter')} had one that is NaN or infinite"
         means = (
-            "The step makes the weights NaN, even where the loss is finite: such as the slope of a "
-            "root or a norm at zero. Add a small number inside of it."
+            "The step makes the weights NaN, though the loss is finite: such as the slope of a root "
+            "or of a norm at zero. Add a small number inside of it."
         )
         yield Result(TRIAL, "wrong", did, came, means)
     elif seen.norms is not None and 0 < seen.norms[1] < SHRUNK * seen.norms[0]:

@@ -116,6 +116,21 @@ def test_the_loss_is_computed_again_as_the_program_does(results: Any) -> None:
     assert " -> " in told(found, "one-batch", "ok")
 
 
+def test_what_a_step_costs_is_told_in_numbers(results: Any) -> None:
+    """The bytes of the model and of its loss, the line that keeps most, the largest batch, and the time."""
+    found = results()
+
+    kept, plans, limit = (each for each in found["results"] if each["trial"] == "memory")
+    assert kept["where"] == "train.py:21"
+    assert kept["numbers"]["bytes_outside"] > 0
+    assert plans["numbers"]["bytes_moved"] <= kept["numbers"]["bytes"]
+    per_sample = kept["numbers"]["bytes"] / 16
+    assert limit["numbers"]["bytes_per_sample"] > 0.9 * per_sample
+    assert limit["numbers"]["first_too_large"] > 1000
+    (time,) = (each for each in found["results"] if each["trial"] == "time")
+    assert 0 < time["numbers"]["backward"] < time["numbers"]["step"]
+
+
 def test_gradients_that_are_made_small_or_broken_are_told(results: Any) -> None:
     """Between backward and step, or by an infinite slope behind a finite loss."""
     step = "            optimizer.step()"

@@ -100,7 +100,9 @@ def _norm(param: Tensor) -> float:
     gradient = param.grad
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
-    return float(gradient.detach().double().norm())
+    if not gradient.is_complex():
+        gradient = gradient.double()  # squares of 16 bits may overflow
+    return float(gradient.detach().norm())
 
 
 def has_gradient(param: Tensor) -> bool:

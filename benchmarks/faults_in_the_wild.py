@@ -37,9 +37,9 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ import torch
 import trials
 
 import kedge
+from kedge.examination.result import NAMES as TRIALS
 from kedge.rules import ALL
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -95,6 +96,7 @@ class Case:
         fault: The fault in a sentence.
         codes: The codes that name it.
         hidden: Why training cannot show it, if it cannot.
+        examine: What an examination before the run ought to say; see ``examine.py``.
     """
 
     program: str
@@ -104,6 +106,7 @@ class Case:
     fault: str = ""
     codes: frozenset[str] = frozenset()
     hidden: str = ""
+    examine: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -202,10 +205,30 @@ def _faulty(program: str, source: str, name: str, fault: dict[str, Any]) -> Case
             )
         source = source.replace(old, new)
     compile(source, f"{program}.py with {name}", "exec")
+    _check_examine(place, fault.get("examine", {}))
     codes = frozenset(fault.get("codes", ()))
     return Case(
-        program, source, name, fault["kind"], fault["fault"], codes, fault.get("hidden", "")
+        program,
+        source,
+        name,
+        fault["kind"],
+        fault["fault"],
+        codes,
+        fault.get("hidden", ""),
+        fault["examine"],
     )
+
+
+def _check_examine(place: str, expected: Mapping[str, Any]) -> None:
+    """Check what an examination is expected to say of a fault."""
+    says = [name for verdict in ("wrong", "look") for name in expected.get(verdict, ())]
+    if bool(says) == ("nothing" in expected):
+        raise ValueError(
+            f"{place}: examine needs either the trials that can show the fault, or why nothing can"
+        )
+    unknown = {*says} - {*TRIALS}
+    if unknown or not expected.keys() <= {"wrong", "look", "nothing", "optimizer"}:
+        raise ValueError(f"{place}: examine has no such trial or key: {[*unknown, *expected]}")
 
 
 def judge(case: Case, folder: Path) -> Outcome:

@@ -64,6 +64,20 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def spans(places: Sequence[int]) -> str:
+    """Return numbers in their order as spans: ``0..3, 7``."""
+    found: list[list[int]] = []
+    for place in places:
+        if found and place == found[-1][1] + 1:
+            found[-1][1] = place
+        else:
+            found.append([place, place])
+    texts = []
+    for first, last in found:
+        texts.append(str(first) if first == last else f"{first}..{last}")
+    return listed(texts)
+
+
 def shortened(text: str, most: int = 80) -> str:
     """Return a text, cut in its middle if it is longer than this."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - most // 2 + 1 :]}"

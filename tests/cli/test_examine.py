@@ -116,6 +116,170 @@ def test_the_loss_is_computed_again_as_the_program_does(results: Any) -> None:
     assert " -> " in told(found, "one-batch", "ok")
 
 
+def test_what_a_step_costs_is_told_in_numbers(results: Any) -> None:
+    """The bytes of the model and of its loss, the line that keeps most, the largest batch, and the time."""
+    found = results()
+
+    kept, plans, limit = (each for each in found["results"] if each["trial"] == "memory")
+    assert kept["where"] == "train.py:21"
+    assert kept["numbers"]["bytes_outside"] > 0
+    assert plans["numbers"]["bytes_moved"] <= kept["numbers"]["bytes"]
+    per_sample = kept["numbers"]["bytes"] / 16
+    assert limit["numbers"]["bytes_per_sample"] > 0.9 * per_sample
+    assert limit["numbers"]["first_too_large"] > 1000
+    (time,) = (each for each in found["results"] if each["trial"] == "time")
+    assert 0 < time["numbers"]["backward"] < time["numbers"]["step"]
+
+
+def test_gradients_that_are_made_small_or_broken_are_told(results: Any) -> None:
+    """Between backward and step, or by an infinite slope behind a finite loss."""
+    step = "            optimizer.step()"
+    clipped = "            nn.utils.clip_grad_norm_(model.parameters(), 1e-6)\n" + step
+    assert "Something in between makes them that small" in told(
+        results((step, clipped)), "optimizer", "look"
+    )
+
+    root = "cross_entropy(model(batch), labels) + (model.norm.bias * 0).norm()"
+    broken = (
+        "cross_entropy(model(batch), labels)",
+        root.replace(".norm()", ".square().sum().sqrt()"),
+    )
+    assert "had one that is NaN or infinite" in told(results(broken), "optimizer", "wrong")
+
+
+def test_labels_that_are_drawn_by_chance_are_told(results: Any) -> None:
+    """The same sample has another label each time; where the inputs change as well, that may be meant."""
+    own = """
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 160
+
+        def __getitem__(self, i):
+            return x[i], torch.randint(0, 5, ())
+
+    model = Net()
+    """
+    changes = (
+        ("    model = Net()\n", own.strip("\n").rstrip(" ")),
+        ("TensorDataset(x, y)", "Data()"),
+    )
+
+    assert "the labels were not, of 0" in told(results(*changes), "batch", "look")
+
+    noisy = ("return x[i], ", "return x[i] + torch.randn(3, 8, 8), ")
+    assert not told(results(*changes, noisy), "batch", "look")
+    assert not told(results(), "batch", "look")
+
+
+def test_steps_without_a_backward_pass_are_wrong(results: Any) -> None:
+    """Nothing else is said of the graph, which no loss has shown."""
+    found = results(("            loss.backward()\n", ""))
+
+    assert "none came before 3 steps" in told(found, "optimizer", "wrong")
+    assert not told(found, "parameters", "wrong")
+
+
+def test_a_model_under_no_grad_is_told(results: Any) -> None:
+    """The optimizer holds it, and no loss depends on it."""
+    found = results(
+        (
+            "loss = nn.functional",
+            "with torch.no_grad():\n                out = model(batch)\n            out = out * scale\n            loss = nn.functional",
+        ),
+        ("cross_entropy(model(batch)", "cross_entropy(out"),
+        ("SGD(model.parameters()", "SGD([*model.parameters(), scale]"),
+        ("    optimizer = ", "    scale = nn.Parameter(torch.ones(()))\n    optimizer = "),
+    )
+
+    said = told(found, "parameters", "look")
+    assert "of 7 tensors of the optimizer, the loss does not depend on 6" in said
+
+
+def test_a_program_that_steps_in_its_backward_pass_is_examined(results: Any) -> None:
+    """Each parameter has an optimizer, and a hook that steps as soon as its gradient is there."""
+    hooks = """    def step(param):
+        steps[param].step()
+        steps[param].zero_grad()
+
+    steps = {param: torch.optim.SGD([param], lr=0.05) for param in model.parameters()}
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(step)
+    for epoch in range(2):
+"""
+    found = results(
+        ("    for epoch in range(2):\n", hooks),
+        ("            optimizer.zero_grad()\n", ""),
+        ("            optimizer.step()\n", ""),
+    )
+
+    assert found["verdict"] == "ok"
+    assert told(found, "samples", "ok")
+
+
+ADVERSARIES = """
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(4, 2), nn.Linear(2, 1)
+    maker_optimizer = torch.optim.SGD(maker.parameters(), lr=0.1)
+    judge_optimizer = torch.optim.SGD(judge.parameters(), lr=0.1)
+    bce = nn.BCEWithLogitsLoss()
+    for step in range(3):
+        made = maker(torch.randn(8, 4))
+        judge_optimizer.zero_grad()
+        (bce(judge(torch.randn(8, 2)), torch.ones(8, 1)) + bce(judge(made.detach()), torch.zeros(8, 1))).backward()
+        judge_optimizer.step()
+        maker_optimizer.zero_grad()
+        bce(judge(made), torch.ones(8, 1)).backward()
+        maker_optimizer.step()
+"""
+
+
+def test_gradients_of_one_of_two_optimizers_are_kept(results: Any) -> None:
+    """The judge's, to which the maker's backward pass adds; where they are set to zero, none are."""
+    assert not told(results(source=ADVERSARIES), "optimizer", "wrong")
+
+    found = results(("        judge_optimizer.zero_grad()\n", ""), source=ADVERSARIES)
+
+    assert "those of before were still there" in told(found, "optimizer", "wrong")
+
+
+def test_a_model_that_another_step_trains_is_not_called_wrong(results: Any) -> None:
+    """One optimizer trains both in turns; where it trains this one alone, nothing reaches it."""
+    source = """
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        one, other = nn.Linear(4, 4), nn.Linear(4, 1)
+        optimizer = torch.optim.SGD([*one.parameters(), *other.parameters()], lr=0.1)
+        for step in range(4):
+            hidden = one(torch.randn(8, 4))
+            loss = other(hidden.detach()).square().mean()
+            if step > 1:
+                loss = hidden.square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    """
+    found = results(source=source)
+    assert "a later one this" in told(found, "parameters", "look")
+    assert not told(found, "parameters", "wrong")
+
+    found = results(
+        ("SGD([*one.parameters(), *other.parameters()]", "SGD(one.parameters()"), source=source
+    )
+    assert "depends on no parameter of this model" in told(found, "parameters", "wrong")
+
+
+def test_two_optimizers_of_one_model_are_told(results: Any) -> None:
+    """The other model is in neither."""
+    found = results(("SGD(maker.parameters()", "SGD(judge.parameters()"), source=ADVERSARIES)
+
+    assert "two optimizers hold the same parameters" in told(found, "optimizer", "look")
+
+
 def test_gradients_that_are_gone_or_kept_are_wrong(results: Any) -> None:
     """As the optimizer steps, and as the next backward pass begins."""
     swapped = (

@@ -75,8 +75,12 @@ def test_a_sound_model_has_nothing_wrong() -> None:
     found = examined(Net())
 
     assert {result.verdict for result in found.results} == {"ok"}, str(found)
-    assert {result.trial for result in found.results} == {*NAMES} - {"positions", "functions"}
-    assert str(found).splitlines()[-1] == "Net: nothing wrong in 11 trials"
+    assert {result.trial for result in found.results} == {*NAMES} - {
+        "positions",
+        "padding",
+        "functions",
+    }
+    assert str(found).splitlines()[-1] == "Net: nothing wrong in 13 trials"
 
 
 def test_nothing_is_changed() -> None:
@@ -155,6 +159,19 @@ def test_features_that_are_cut_off_are_named() -> None:
     assert "nothing depends on 3 features of `x`: 2..4" in told
 
 
+def test_layers_without_an_activation_between_are_named() -> None:
+    """One of them, or a square, is no straight line through several."""
+    layers = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, CLASSES))
+    assert "in a straight line, through 2 layers" in said(examined(layers), "data-used", "look")
+
+    for sound in (
+        nn.Linear(6, CLASSES),
+        Net(),
+        Net(lambda net, x: net.head(net.first(x).square())),
+    ):
+        assert verdicts(examined(sound), "data-used") == {"ok"}
+
+
 class Masked(nn.Module):
     """A model of tokens that may look at its mask."""
 
@@ -225,6 +242,139 @@ def test_a_language_model_that_reads_its_answer_is_wrong(
 
     assert verdicts(found, "positions") == {verdict}
     assert text in said(found, "positions", verdict)
+
+
+PADDED = torch.tensor(
+    [[3, 4, 5, 6, 7, 8], [5, 7, 9, 11, 0, 0], [6, 8, 3, 0, 0, 0], [9, 4, 6, 5, 8, 0]] * 2
+)
+HIDDEN = PADDED == 0
+
+
+class Texts(nn.Module):
+    """A model of texts that are filled up with zeros, and a mask that is true there."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(12, 16, padding_idx=0)
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.rows = nn.GRU(16, 16, batch_first=True)
+        self.head = nn.Linear(16, CLASSES)
+        self.way = way
+
+    def forward(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """Classify texts, or their words."""
+        x = self.embed(tokens)
+        lengths = (~hidden).sum(dim=1)
+        if self.way == "last":
+            return self.head(self.rows(x)[0][:, -1])
+        if self.way == "state":
+            return self.head(self.rows(x)[0][torch.arange(len(x)), lengths - 1])
+        if self.way == "sum":
+            return self.head(x.sum(dim=1) / lengths[:, None])
+        if self.way == "mean":
+            return self.head(self.block(x, src_key_padding_mask=hidden).mean(dim=1))
+        mask = {"masked": hidden, "reversed": ~hidden, "unmasked": None}[self.way]
+        return self.head(self.block(x, src_key_padding_mask=mask))
+
+
+@pytest.mark.parametrize(
+    ("way", "content", "amount"),
+    [
+        ("masked", "ok", "ok"),
+        ("state", "ok", "ok"),
+        ("sum", "look", "ok"),
+        ("mean", "look", "look"),
+        ("last", "look", "look"),
+        ("unmasked", "look", "look"),
+        ("reversed", "wrong", "look"),
+    ],
+)
+def test_what_depends_on_padding_is_told(way: str, content: str, amount: str) -> None:
+    """Only a mask that hides what is real, and shows the padding, is certain to be wrong.
+
+    A row of zeros may be added up on purpose, since it adds nothing.
+    """
+
+    def loss_of(output: Tensor) -> Tensor:
+        return output.square().mean()
+
+    found = examined(Texts(way), {"tokens": PADDED, "hidden": HIDDEN}, loss=loss_of)
+
+    of_content, of_amount = found.of("padding")
+    assert (of_content.verdict, of_amount.verdict) == (content, amount), str(found)
+    assert "`hidden` says what is padding of `tokens`" in of_content.came
+    assert "without 3 of 6 positions of `tokens`" in of_amount.came
+    if amount == "look":
+        assert "padding_idx of embed only keeps that row from being trained" in of_amount.means
+    if content == "wrong":
+        assert "the mask is the wrong way round" in of_content.means
+
+
+def test_tokens_are_not_changed_where_nothing_tells_what_is_padding() -> None:
+    """Since the model may know padding by its number alone."""
+
+    class Own(Texts):
+        def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+            """Find the padding."""
+            return super().forward(tokens, tokens == 0)
+
+    found = examined(Own("masked"), PADDED, loss=lambda output: output.square().mean())
+
+    (of_amount,) = found.of("padding")
+    assert of_amount.verdict == "ok"
+
+
+def test_features_that_end_in_zeros_are_padded() -> None:
+    """And a model that takes the state after them is told."""
+    x = torch.randn(8, 6, 16).masked_fill(HIDDEN[..., None], 0)
+    rows_of = nn.GRU(16, 16, batch_first=True)
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = rows_of
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            """Return the state after the last position, whether it is real or not."""
+            return self.rows(x)[0][:, -1] * lengths[:, None]
+
+    lengths = (~HIDDEN).sum(dim=1)
+    found = examined(Rows(), (x, lengths), loss=lambda output: output.square().mean())
+
+    of_content, of_amount = found.of("padding")
+    assert (of_content.verdict, of_amount.verdict) == ("look", "look")
+    assert "`lengths` says what is padding of `x`" in of_content.came
+
+
+@pytest.mark.parametrize("ignored", [0, -100])
+def test_targets_that_are_padding_and_count_are_named(ignored: int) -> None:
+    """Unless the loss ignores them."""
+    model = Language(causal=True)
+
+    found = examined(
+        model,
+        PADDED[:, :-1],
+        loss=lambda output: F.cross_entropy(
+            output.flatten(0, 1), PADDED[:, 1:].flatten(), ignore_index=ignored
+        ),
+    )
+
+    told = said(found, "padding", "look")
+    assert ("ignore_index=0" in told) is (ignored != 0)
+    if ignored:
+        assert "30.0 % of the targets are 0, with which `tokens` is filled up" in told
+
+
+def test_numbers_of_one_length_are_not_padded() -> None:
+    """A number that ends every row, such as an end of text, is none."""
+    ended = PADDED.clone()
+    ended[:, -1] = 1
+    ended[ended == 0] = 2
+
+    found = examined(Language(causal=True), ended, loss=lambda output: output.square().mean())
+
+    assert found.of("padding") == ()
 
 
 def test_an_encoder_may_see_later_positions() -> None:
@@ -350,6 +500,21 @@ def test_a_reversed_sign_is_wrong() -> None:
     assert "which is minus nll_loss" in said(found, "loss-at-start", "wrong")
 
 
+def test_a_model_that_is_to_forget_is_no_reversed_sign() -> None:
+    """It knows the answers already, as no fresh one does."""
+    model = Net(lambda net, x: net.head(net.first(x).relu()))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss(model(rows())).backward()
+        optimizer.step()
+
+    found = examined(model, loss=lambda output: -loss(output))
+
+    assert verdicts(found, "loss-at-start") == {"look"}
+    assert "may be meant to forget" in said(found, "loss-at-start", "look")
+
+
 def test_a_softmax_before_cross_entropy_is_wrong() -> None:
     """The loss has one itself."""
     found = examined(Net(lambda net, x: net.head(net.first(x).relu()).softmax(dim=-1)))
@@ -373,6 +538,86 @@ def test_a_loss_is_given_what_it_takes(end: Any, verdict: str | None) -> None:
     found = verdicts(examined(Net(), loss=end), "logits")
 
     assert found == ({verdict} if verdict else set())
+
+
+SHARES = F.one_hot(LABELS, CLASSES).float()
+
+
+@pytest.mark.parametrize(
+    ("end", "verdict", "text"),
+    [
+        (lambda out: F.mse_loss(out.sigmoid(), 16 * SHARES), "wrong", "33.3 % of the targets"),
+        (lambda out: F.mse_loss(out.tanh(), 1.01 * SHARES), None, ""),
+        (lambda out: F.mse_loss(out.relu(), SHARES), None, ""),
+        (lambda out: F.mse_loss(out.relu(), -SHARES), "wrong", "relu returns numbers from 0 to"),
+        (lambda out: F.mse_loss(out, 16 * SHARES), None, ""),
+        (lambda out: F.cross_entropy(out, SHARES), None, ""),
+        (lambda out: F.cross_entropy(out, 0.9 * SHARES + 0.1 / 3), None, ""),
+        (lambda out: F.cross_entropy(out, 1 - SHARES), "look", "they add up to 2.00..2.00"),
+        (lambda out: F.kl_div(out.log_softmax(-1), SHARES, reduction="batchmean"), None, ""),
+        (
+            lambda out: F.kl_div(out.softmax(-1), SHARES, reduction="batchmean"),
+            "wrong",
+            "was given probabilities",
+        ),
+    ],
+)
+def test_a_loss_of_numbers_or_probabilities_is_given_what_it_takes(
+    end: Any, verdict: str | None, text: str
+) -> None:
+    """Targets within reach of the last operation, probabilities that add up to one, logarithms."""
+    found = examined(Net(), loss=end)
+
+    worst = {"wrong", "look"} & verdicts(found, "logits")
+    assert worst == ({verdict} if verdict else set())
+    if verdict:
+        assert text in said(found, "logits", verdict)
+
+
+def test_a_softmax_of_one_value_is_wrong() -> None:
+    """The loss is zero whatever the model says."""
+    model = nn.Sequential(nn.Linear(6, 1))
+    targets = torch.zeros(8, dtype=torch.long)
+
+    for asked in (targets, torch.ones(8, 1)):
+        found = examined(model, loss=lambda output, asked=asked: F.cross_entropy(output, asked))
+        assert "a softmax over one value" in said(found, "loss-at-start", "wrong")
+
+
+def test_layers_that_can_do_nothing_in_training_are_named() -> None:
+    """A dropout of everything, and a batch norm of one sample."""
+    model = Net(lambda net, x: net.head(net.drop(net.first(x))))
+    model.drop.p = 1.0
+    assert "everything is dropped in drop" in said(examined(model), "modes", "wrong")
+
+    convolutions = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3)
+    )
+    found = examined(
+        convolutions, torch.randn(1, 1, 4, 4), loss=lambda out: F.cross_entropy(out, LABELS[:1])
+    )
+    assert "1 batch norm normalized by a batch of one sample: 1" in said(found, "modes", "look")
+    assert not said(examined(Net()), "modes", "look")
+
+
+def test_targets_that_are_not_scaled_are_named() -> None:
+    """Beside predictions near zero."""
+    targets = 150 + 70 * torch.randn(8, CLASSES, generator=torch.Generator().manual_seed(6))
+
+    found = examined(Net(), loss=lambda output: F.mse_loss(output, targets))
+
+    assert "Bring targets and predictions to one scale" in said(found, "loss-at-start", "look")
+
+
+def test_steps_that_are_rounded_away_are_named() -> None:
+    """Weights of 16 bits have too few digits for small steps."""
+    model = nn.Linear(6, CLASSES).bfloat16()
+
+    for rate, is_named in ((1e-6, True), (0.3, False)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        found = examined(model, rows().bfloat16(), optimizer=optimizer)
+        told = said(found, "one-batch", "look")
+        assert ("did not change in the first step" in told) is is_named, told
 
 
 def test_dropout_that_stays_on_is_found() -> None:
@@ -399,6 +644,40 @@ def test_a_batch_that_is_not_scaled_or_finite_is_named() -> None:
     same = torch.zeros(8, dtype=torch.long)
     found = examined(Net(), loss=lambda output: F.cross_entropy(output, same))
     assert "all 8 targets are 0" in said(found, "batch", "look")
+
+
+def _table(count: int = 32) -> Tensor:
+    return torch.randn(count, 6, generator=torch.Generator().manual_seed(2))
+
+
+def _examined_table(table: Tensor) -> Any:
+    targets = torch.arange(len(table)) % CLASSES
+    return examined(Net(), table, loss=lambda output: F.cross_entropy(output, targets))
+
+
+def test_features_that_are_the_same_in_all_samples_are_named() -> None:
+    """A zero as well, unless zeros are usual in the table."""
+    table = _table()
+    table[:, 1], table[:, 2], table[:, 5] = 0.0, 0.0, 3.0
+    told = said(_examined_table(table), "batch", "look")
+    assert "3 features of `x` are the same in all 32 samples: 1..2, 5, which hold 0, 3.00" in told
+
+    table = _table().relu()
+    table[:, 1] = 0.0
+    assert verdicts(_examined_table(table), "batch") == {"ok"}
+    assert verdicts(_examined_table(_table()), "batch") == {"ok"}
+
+
+@pytest.mark.parametrize(("factor", "size"), [(4000.0, "3"), (1e-5, "7")])
+def test_a_feature_of_another_scale_is_named(factor: float, size: str) -> None:
+    """Also where the mean over all features is as usual."""
+    table = _table()
+    table[:, 4] *= factor
+
+    told = said(_examined_table(table), "batch", "look")
+
+    assert "1 feature of `x` of another scale than the others" in told
+    assert f": 4, of {size}" in told  # times the usual magnitude of that column
 
 
 def test_predictions_paired_with_all_targets_are_wrong() -> None:
@@ -432,6 +711,68 @@ def test_one_batch_is_learned_or_not(rate: float, verdict: str, text: str) -> No
     assert text.lower() in f"{result.came} {result.means}".lower()
     assert isinstance(result.figure, Rates)
     assert {0.01, 0.1, 1.0, 10.0, 100.0} <= {*result.figure.curves}
+
+
+def test_what_a_step_keeps_is_counted_and_the_largest_batch_inferred() -> None:
+    """Each linear layer keeps its input: 8 rows of 1000 numbers of four bytes; the loss keeps more."""
+    model = nn.Sequential(*[nn.Linear(1000, 1000, bias=False) for _ in range(3)])
+    inputs = torch.randn(8, 1000)
+
+    found = examined(model, inputs, loss=lambda output: output.square().mean())
+
+    kept, plans, limit = found.of("memory")
+    assert kept.numbers == {"bytes": 3 * 8 * 4000, "bytes_outside": 8 * 4000}
+    assert "96 kB for 8 samples, most in 0 32 kB" in kept.came
+    assert kept.where == ""
+    assert plans.numbers["bytes_moved"] == 96_000  # each is below what is worth moving
+    numbers = limit.numbers
+    assert numbers["bytes_per_sample"] == 16_000
+    left = numbers["bytes_free"] - 3 * 4_000_000
+    assert numbers["first_too_large"] == left // 16_000 + 1
+    assert "would not fit, and hold most in 0" in limit.came
+
+
+def test_the_blocks_whose_recomputation_leaves_least_are_named() -> None:
+    """With a selector that kedge.offload takes, and what it keeps."""
+    block = [nn.Linear(200, 4000), nn.ReLU(), nn.Linear(4000, 200)]
+    model = nn.Sequential(
+        nn.Sequential(*[nn.Sequential(*copy.deepcopy(block)) for _ in range(3)]), nn.Linear(200, 3)
+    )
+    inputs = torch.randn(8, 200)
+
+    _, plans, _ = examined(model, inputs).of("memory")
+
+    assert 'with recompute="0.*"' in plans.came
+    with kedge.offload(model, recompute="0.*") as account:
+        model(inputs)
+    assert account.step.resident <= plans.numbers["bytes_recomputed"]
+    assert plans.numbers["bytes_of_largest_block"] == 8 * 4000 * 4
+
+
+def test_a_batch_whose_bytes_are_on_no_line_is_not_inferred() -> None:
+    """Such as that of a model that compares each sample with each."""
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        hidden = net.first(x)
+        return net.head(hidden + (hidden @ hidden.t()).tanh().mean())
+
+    found = examined(Net(forward))
+
+    assert "are on no line" in said(found, "memory", "untried")
+
+
+def test_a_step_is_timed_in_its_parts() -> None:
+    """The whole is no less than each; an optimizer that computes the loss itself is not timed."""
+    (result,) = examined(Net()).of("time")
+
+    numbers = result.numbers
+    assert {*numbers} == {"step", "forward", "backward", "optimizer", "samples_per_second"}
+    assert 0 < numbers["forward"] < numbers["step"]
+    assert result.came.startswith(f"{1000 * numbers['step']:.3g}"[:3])
+
+    model = Net()
+    found = examined(model, optimizer=torch.optim.LBFGS(model.parameters()))
+    assert "computes the loss itself" in said(found, "time", "untried")
 
 
 def test_without_a_loss_the_rest_is_tried() -> None:
@@ -482,6 +823,28 @@ def test_what_is_no_model_or_no_loss_is_refused() -> None:
         kedge.examine(Net(), rows(), loss=lambda output: output)
     with pytest.raises(WrongCall, match="or a list of them"):
         kedge.examine(Net(), rows(), optimizer="adam")  # type: ignore[arg-type]
+
+
+class HalfOfASquare(WrongBackward):
+    """Another name for a square whose backward forgets the 2."""
+
+
+def test_a_wrong_backward_is_told_where_half_of_the_slopes_are_zero() -> None:
+    """As behind a ReLU: where both the slope and the gradient are zero, they agree."""
+    found = examined(Net(lambda net, x: net.head(HalfOfASquare.apply(net.first(x).relu()))))
+
+    assert verdicts(found, "functions") == {"wrong"}
+
+
+def test_a_module_that_was_frozen_by_an_attribute_is_wrong() -> None:
+    """PyTorch does not read it."""
+    model = Net()
+    model.first.requires_grad = False  # type: ignore[assignment]
+    assert "was set on the module first" in said(examined(model), "parameters", "wrong")
+
+    model = Net()
+    model.first.requires_grad_(requires_grad=False)
+    assert not said(examined(model), "parameters", "wrong")
 
 
 class Reversing(WrongBackward):
@@ -545,19 +908,44 @@ def test_large_constants_hide_no_dependence() -> None:
     assert verdicts(found, "samples") == {"ok"}
 
 
-def test_a_model_that_counts_its_calls_is_not_accused() -> None:
-    """Its output differs from run to run, whatever else changes."""
-    calls = []
+@pytest.mark.parametrize("is_attribute", [True, False])
+def test_a_model_that_counts_its_calls_is_not_accused(is_attribute: bool) -> None:
+    """A counter in an attribute is put back; with one elsewhere the output differs from run to run."""
+    calls: list[Tensor] = []
 
     def forward(net: Net, x: Tensor) -> Tensor:
+        if is_attribute:
+            net.calls = getattr(net, "calls", 0) + 1
+            return net.head(net.first(x).relu()) * int(net.calls)
         calls.append(x)
         return net.head(net.first(x)) * (1 + len(calls))
 
-    found = examined(Net(forward))
+    model = Net(forward)
+    found = examined(model)
 
-    assert verdicts(found, "samples") == {"untried"}
-    assert verdicts(found, "data-used") == {"untried"}
+    verdict = "ok" if is_attribute else "untried"
+    assert verdicts(found, "samples") == {verdict}
+    assert verdicts(found, "data-used") == {verdict}
     assert "wrong" not in {result.verdict for result in found.results}
+    assert not hasattr(model, "calls")
+
+
+def test_a_cache_of_a_model_is_as_before() -> None:
+    """A list, a tensor that is written to, and one that is replaced."""
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        net.seen.append(x)
+        net.sums += x.sum(0)
+        net.last = x.detach()
+        return net.head(net.first(x).relu())
+
+    model = Net(forward)
+    model.seen, model.sums, model.last = [], torch.zeros(6), None
+
+    examined(model)
+
+    assert (model.seen, model.last) == ([], None)
+    assert torch.equal(model.sums, torch.zeros(6))
 
 
 def test_masks_of_infinities_are_no_bad_data() -> None:

@@ -33,7 +33,8 @@ class ExamineCommand:
     Runs the program up to its second training step, takes over, tries what careful people try by
     hand, and prints what was done, what came of it and what it means: the first loss, whether
     the data is used, whether samples and positions are apart, what the loss reaches, what the
-    optimizer holds, precision, and whether one batch is learned, at several rates. Then the
+    optimizer holds, precision, memory and time, and whether one batch is learned, at several
+    rates. Then the
     process ends: the program does not go on, and saves nothing more. Its output goes to
     stderr, so that stdout contains only the report.
 
@@ -41,8 +42,9 @@ class ExamineCommand:
 
     --json prints one object:
       {"models": [NAME, ...], "verdict": VERDICT, "notes": [TEXT, ...],
-       "results": [{"trial", "verdict", "did", "came", "means", "where", "model"}, ...]}
-    A verdict is "wrong", "look", "ok" or "untried".
+       "results": [{"trial", "verdict", "did", "came", "means", "where", "model", "numbers"}, ...]}
+    A verdict is "wrong", "look", "ok" or "untried". The numbers are those of memory (bytes,
+    samples) and time (seconds), by name.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -130,7 +132,7 @@ class Report:
 
 
 def _document(examination: Examination) -> dict[str, Any]:
-    names = ("trial", "verdict", "did", "came", "means", "where", "model")
+    names = ("trial", "verdict", "did", "came", "means", "where", "model", "numbers")
     return {
         "models": list(examination.models),
         "verdict": examination.verdict,

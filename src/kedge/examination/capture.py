@@ -13,8 +13,10 @@ which names the losses before their graphs are freed, `DataLoader.__iter__` and 
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable, Collection
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -27,15 +29,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from kedge.examination.examination import Examination, examined
-from kedge.examination.gradients import Gradients
+from kedge.examination.gradients import Gradients, held_by
 from kedge.examination.loss_facts import LossFacts, facts_of
 from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.result import Result
-from kedge.examination.state import TrainingState
+from kedge.examination.state import TrainingState, state_bytes
 from kedge.examination.step import ExaminedStep, SeenTraining
-from kedge.examination.sweep import TRIAL as ONE_BATCH
-from kedge.examination.sweep import one_batch, untried
+from kedge.examination.steps import trials_of_steps, without_steps
 from kedge.examination.tape import Tape, TapeWriter
+from kedge.examination.trials import parameters
 from kedge.examination.written_files import WrittenFiles
 from kedge.hooks.placing.module_calls import given_to, running
 from kedge.hooks.roots import free_name, unwrapped
@@ -49,6 +51,8 @@ from kedge.watch.records.loss_scaling import LossScaling
 
 MOST_MODELS = 4
 """Most models of a step that are examined."""
+MOST_BLIND_STEPS = 3
+"""Steps without a backward pass before after which none is waited for."""
 
 
 @dataclass
@@ -87,7 +91,7 @@ class Capture:
     ) -> None:
         self._skip = skip
         self._phase = phase
-        self._met: list[Optimizer] = []
+        self._met: list[weakref.ref[Optimizer]] = []
         self._taken = taken
         self._failed = failed
         self._done = done
@@ -101,6 +105,9 @@ class Capture:
         self._loader: Any = None
         self._gradients = Gradients()
         self._files = WrittenFiles()
+        self._keeps_gradients = False
+        self._is_due = False
+        self._blind_steps = 0
 
     def begin(self) -> None:
         """Follow the program; PyTorch has just been imported."""
@@ -120,7 +127,10 @@ class Capture:
                 self._gradients.note_begin(self._stepped)
                 about_to_differentiate(tensors, sys._getframe())  # noqa: SLF001
             result = plain_backward(tensors, *args, **kwargs)
-            self._gradients.note_end(self._losses)
+            if not self._over:
+                self._gradients.note_end(self._losses)
+            if self._is_due:
+                self._take_over()
             return result
 
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -150,7 +160,9 @@ class Capture:
         Returns:
             The examination; None if no backward pass was seen, or an error came before a step.
         """
-        if not self._losses or (failed and not self._stepped):
+        if not self._losses and not self._blind_steps:
+            return None
+        if failed and not self._stepped:
             return None
         return self._examination()
 
@@ -209,27 +221,44 @@ class Capture:
         where = ""
         if line is not None:
             where = str(source_of(line))
-        self._losses.append(facts_of(losses, where))
+        self._losses.append(facts_of(losses, where, tape))
         for call in self._calls.values():
             call.is_final = True
         self._state.keep([call.model for call in self._calls.values()], ())
         if tape is not None and self._tape is None:
-            tape.end_at(losses, LossScaling().scale(BackwardStart(losses, None, line)))
+            scale = LossScaling().scale(BackwardStart(losses, None, line))
+            tape.end_at(losses, scale)
             self._tape = tape
+            if scale is not None:
+                self._gradients.scale = float(scale)
 
     def _about_to_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._over:
             return
-        if not any(each is optimizer for each in self._met):
-            self._met.append(optimizer)
-        if any(each is optimizer for each in self._met[: self._phase - 1]):
+        if not any(each() is optimizer for each in self._met):
+            self._met.append(weakref.ref(optimizer))
+        if any(each() is optimizer for each in self._met[: self._phase - 1]):
             self._forget()
         elif any(each is optimizer for each in self._stepped):
-            self._take_over()
-        elif self._losses:
+            self._keeps_gradients = self._gradients.are_kept(optimizer)
+            if in_backward():  # a hook of the program steps there
+                self._is_due = True
+            else:
+                self._take_over()
+        elif not self._losses:
+            self._note_blind_step(optimizer)
+        else:
             self._stepped.append(optimizer)
             self._state.keep((), [optimizer])
             self._gradients.note_step(optimizer, self._losses)
+
+    def _note_blind_step(self, optimizer: Optimizer) -> None:
+        """Note a step without a backward pass before; optimizers of PyTorch only step by gradients."""
+        is_plain = type(optimizer).__module__.startswith("torch.optim.")
+        if is_plain and all(param.grad is None for param in held_by([optimizer])):
+            self._blind_steps += 1
+        if self._blind_steps == MOST_BLIND_STEPS:
+            self._take_over()
 
     def _forget(self) -> None:
         """Forget what an earlier training of the program has shown."""
@@ -250,31 +279,44 @@ class Capture:
         self._writer.close()
         self._files.saves = False
         calls = list(self._calls.values())[:MOST_MODELS]
+        gc.collect()  # optimizers of an earlier training are held by themselves alone
         frozen = {id(call.model): self._changed_frozen(call.model) for call in calls}
+        blind_steps = 0
+        if not self._losses:
+            blind_steps = self._blind_steps
         training = SeenTraining(
             optimizers=tuple(self._stepped),
             idle=tuple(each for each in living() if all(each is not s for s in self._stepped)),
             gradients=self._gradients,
             moved=any(self._state.has_changed(p) for c in calls for p in c.model.parameters()),
+            state_bytes=state_bytes(self._stepped),
+            keeps_gradients=self._keeps_gradients,
+            reached=frozenset(key for facts in self._losses for key in facts.reached),
+            blind_steps=blind_steps,
         )
         self._state.restore()
 
-        results: list[Result] = []
-        names: list[str] = []
+        steps: list[ExaminedStep] = []
         for call in calls:
             step = ExaminedStep(
-                free_name(type(call.model).__name__, names),
+                free_name(type(call.model).__name__, [each.name for each in steps]),
                 call.model,
                 call.inputs,
                 loss=self._loss_of(call.model),
                 training=training,
                 others=[other.model for other in calls if other is not call],
                 batch_size=_batch_size(self._loader),
+                data=getattr(self._loader, "dataset", None),
                 changed_frozen=frozen[id(call.model)],
             )
-            names.append(step.name)
-            results += examined(step, self._skip)
-        results += self._one_batch()
+            if self._tape is not None:
+                step.whole = self._tape.loss
+            steps.append(step)
+        results = [result for step in steps for result in examined(step, self._skip)]
+        if not steps and self._losses:
+            results += parameters.without_models(training, self._losses)
+        results += self._by_steps(steps)
+        names = [step.name for step in steps]
 
         notes: tuple[str, ...] = ()
         written = self._files.named()
@@ -282,19 +324,19 @@ class Capture:
             notes = (f"the program has written: {listed(written, 4)}",)
         return Examination(tuple(names), tuple(results), notes)
 
-    def _one_batch(self) -> list[Result]:
-        if ONE_BATCH in self._skip:
-            return []
+    def _by_steps(self, steps: Sequence[ExaminedStep]) -> Iterator[Result]:
+        if self._tape is not None and len(self._stepped) == 1:
+            tape = self._tape
+            samples = next((s.samples.count for s in steps if s.samples is not None), None)
+            return trials_of_steps(
+                self._stepped, self._state, tape.loss, tape.value, samples, self._skip
+            )
+        why = "it was not seen how the loss is computed from the model's output"
         if not self._stepped:
-            return [untried("no optimizer has stepped")]
-        if len(self._stepped) > 1:
-            return [
-                untried("there are several optimizers, whose losses may pull against each other")
-            ]
-        if self._tape is None:
-            return [untried("it was not seen how the loss is computed from the model's output")]
-        tape = self._tape
-        return [one_batch(self._stepped, self._state, tape.loss, tape.value)]
+            why = "no optimizer has stepped"
+        elif len(self._stepped) > 1:
+            why = "there are several optimizers, whose losses may pull against each other"
+        return without_steps(why, self._skip)
 
     def _loss_of(self, model: nn.Module) -> LossFacts | None:
         """Return what is known of the losses that reach a model, as one."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +40,16 @@ def differ(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
         if bool(compare(value, other).any()):
             return True
     return False
+
+
+def same_values(first: Any, second: Any) -> bool:
+    """Whether two samples, or parts of them, hold the same numbers."""
+    if isinstance(first, Tensor | np.ndarray):
+        one, other = torch.as_tensor(first), torch.as_tensor(second)
+        return one.shape == other.shape and not bool(_apart(one, other).any())
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same_values, first, second))
+    return bool(first == second)
 
 
 def changed(first: Tensor, second: Tensor) -> Tensor:

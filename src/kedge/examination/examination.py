@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from kedge.examination import sweep
+from kedge.examination import step_time, sweep
 from kedge.examination.result import VERDICTS, Result, Verdict, in_short
 from kedge.examination.step import ExaminedStep
 from kedge.examination.text import as_text
@@ -15,8 +15,10 @@ from kedge.examination.trials import (
     functions,
     logits,
     loss_at_start,
+    memory,
     modes,
     optimizer,
+    padding,
     parameters,
     positions,
     precision,
@@ -33,15 +35,18 @@ TRIALS: dict[str, Trial | None] = {
     data_used.TRIAL: data_used.data_used,
     samples.TRIAL: samples.samples,
     positions.TRIAL: positions.positions,
+    padding.TRIAL: padding.padding,
     modes.TRIAL: modes.modes,
     repeated.TRIAL: repeated.repeated,
     parameters.TRIAL: parameters.parameters,
     optimizer.TRIAL: optimizer.optimizer,
     functions.TRIAL: functions.functions,
     precision.TRIAL: precision.precision,
-    sweep.TRIAL: None,  # it takes steps, and comes last
+    memory.TRIAL: memory.memory,
+    step_time.TRIAL: None,
+    sweep.TRIAL: None,
 }
-"""The trials by name; that of one batch is made by whoever can take steps."""
+"""The trials by name; those without a function take steps: see `kedge.examination.steps`."""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from kedge.examination.random_numbers import RandomNumbers
 from kedge.examination.result import Result
 from kedge.examination.state import TrainingState
 from kedge.examination.step import ExaminedStep, SeenTraining
-from kedge.examination.sweep import TRIAL as ONE_BATCH
-from kedge.examination.sweep import one_batch
+from kedge.examination.steps import trials_of_steps
+from kedge.examination.tape import Tape, Writing
 from kedge.hooks.roots import unwrapped
+from kedge.offload.recompute.state import StateToPutBack
 from kedge.recipes.model_run import arguments, preserved_state
 
 
@@ -36,9 +37,9 @@ def examine(
 ) -> Examination:
     """Try a model before it is trained: what it depends on, what reaches its parameters, whether it learns a batch.
 
-    Afterwards weights, buffers, gradients, modes, optimizers and random state are as they were; what
-    else a forward changes, such as a counter in an attribute, each trial changes. ``kedge examine train.py`` does
-    the same to the models of a program, which it finds by itself.
+    Afterwards weights, buffers, gradients, modes, optimizers and random state are as they were, and
+    so are the attributes of modules that a forward changes, such as counters and caches. ``kedge
+    examine train.py`` does the same to the models of a program, which it finds by itself.
 
     Args:
         model: The model, in the mode in which it is trained.
@@ -91,9 +92,10 @@ def examine(
         with torch.enable_grad():
             if loss is not None:
                 step.loss = _loss_facts(step, loss)
+                step.whole = _whole(step, loss)
             results = [*examined(step, skip)]
-            if ONE_BATCH not in skip and loss is not None and step.training is not None:
-                results.append(_one_batch(step, loss, step.training.optimizers))
+            if step.whole is not None and step.training is not None:
+                results += _by_steps(step, step.whole, step.training.optimizers, skip)
     finally:
         numbers.restore()
     return Examination((step.name,), tuple(results))
@@ -113,30 +115,51 @@ def _training(given: Any) -> SeenTraining | None:
 
 
 def _loss_facts(step: ExaminedStep, loss: Callable[[Any], Tensor]) -> LossFacts:
-    with preserved_state(step.model):
-        given = step.inputs.apart()
-        value = loss(step.model(*given.args, **given.kwargs))
-        if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
-            raise WrongCall(
-                f"examine(loss=...): the loss is a tensor of one real number, not {described(value)}"
-            )
-        return facts_of([value], "")
+    state = StateToPutBack(step.model)
+    try:
+        with preserved_state(step.model):
+            given = step.inputs.apart()
+            output = step.model(*given.args, **given.kwargs)
+            tape = Tape()
+            with Writing(tape):
+                value = loss(output)
+            if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
+                raise WrongCall(
+                    "examine(loss=...): the loss is a tensor of one real number, not "
+                    f"{described(value)}"
+                )
+            return facts_of([value], "", tape)
+    finally:
+        state.put_back()
 
 
-def _one_batch(
-    step: ExaminedStep, loss: Callable[[Any], Tensor], optimizers: Sequence[Optimizer]
-) -> Result:
+def _whole(step: ExaminedStep, loss: Callable[[Any], Tensor]) -> Callable[[], Tensor]:
+    """Return what computes the loss with the weights of the moment, and the same random numbers."""
+
     def compute() -> Tensor:
         torch.manual_seed(0)
         given = step.inputs.apart()
         return loss(step.model(*given.args, **given.kwargs))
 
+    return compute
+
+
+def _by_steps(
+    step: ExaminedStep,
+    compute: Callable[[], Tensor],
+    optimizers: Sequence[Optimizer],
+    skip: Collection[str],
+) -> list[Result]:
+    """Make the trials that take steps; parameters keep the gradients that they have."""
     trained = {*step.model.parameters(), *held_by(optimizers)}
     gradients = {param: param.grad for param in trained}
     state = TrainingState([step.model], optimizers)
+    samples = None
+    if step.samples is not None:
+        samples = step.samples.count
     try:
         expected = float(compute().detach())
-        return one_batch(optimizers, state, compute, expected)
+        return list(trials_of_steps(optimizers, state, compute, expected, samples, skip))
     finally:
         state.restore()
         for param, gradient in gradients.items():

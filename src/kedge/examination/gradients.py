@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from time import monotonic
 
@@ -26,8 +27,11 @@ class Gradients:
         reached: Parameters that a loss depends on, and the first optimizer that stepped holds.
         lacking: Those of them without a gradient other than zero as it was about to step.
         were_there: Whether one of them had such a gradient at the end of a backward pass.
-        kept: Whether, at every beginning of a backward pass since the first step, gradients were
-            there already. Of several passes a step only the first begins without them.
+        broken: How many parameters had a gradient that was NaN or infinite as their optimizer took
+            its first step.
+        scale: The scale by which a `GradScaler` has multiplied the loss; 1 without one.
+        norms: The norms of the gradients at the end of the last backward pass, and as the optimizer
+            was about to take its first step, of the parameters that it holds; None before.
     """
 
     def __init__(self) -> None:
@@ -35,7 +39,11 @@ class Gradients:
         self.reached = 0
         self.lacking = 0
         self.were_there = False
-        self._kept: list[bool] = []
+        self.broken = 0
+        self.scale = 1.0
+        self.norms: tuple[float, float] | None = None
+        self._at_end: dict[int, float] = {}
+        self._kept: dict[int, list[bool]] = {}
         self._began = monotonic()
 
     @property
@@ -44,34 +52,57 @@ class Gradients:
         is_late = self.passes > ENOUGH_PASSES and monotonic() - self._began > MOST_SECONDS
         return is_late or self.passes > MOST_PASSES
 
-    @property
-    def kept(self) -> bool:
-        """See above."""
-        return bool(self._kept) and all(self._kept)
+    def are_kept(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer's gradients were there at every beginning of a backward pass since it stepped.
+
+        Of several passes a step only the first begins without them. It has to be asked as the
+        optimizer is about to step again: in between another one may be the next to set its own to zero.
+        """
+        seen = self._kept.get(id(optimizer), [])
+        return bool(seen) and all(seen)
 
     def note_begin(self, stepped: Sequence[Optimizer]) -> None:
         """Note the beginning of a backward pass that adds to the gradients there are."""
-        if stepped:
-            self._kept.append(any(map(has_gradient, held_by(stepped))))
+        for optimizer in stepped:
+            are_there = any(map(has_gradient, held_by([optimizer])))
+            self._kept.setdefault(id(optimizer), []).append(are_there)
 
     def note_end(self, losses: Sequence[LossFacts]) -> None:
         """Note the end of a backward pass."""
-        if not self.were_there and losses:
-            self.were_there = any(map(has_gradient, losses[-1].reached.values()))
+        if self.reached or not losses:
+            return
+        params = losses[-1].reached.values()
+        self._at_end.update((id(param), _norm(param)) for param in params)
+        self.were_there = self.were_there or any(map(has_gradient, params))
 
     def note_step(self, optimizer: Optimizer, losses: Sequence[LossFacts]) -> None:
         """Note that an optimizer is about to take its first step."""
+        held = held_by([optimizer])
+        self.broken += sum(not math.isfinite(_norm(param)) for param in held)
         if self.reached:
             return
-        for param in held_by([optimizer]):
-            if any(id(param) in facts.reached for facts in losses):
-                self.reached += 1
-                self.lacking += not has_gradient(param)
+        reached = [p for p in held if any(id(p) in facts.reached for facts in losses)]
+        self.reached = len(reached)
+        self.lacking = sum(not has_gradient(param) for param in reached)
+        before = math.hypot(*(self._at_end.get(id(param), 0.0) for param in reached))
+        self.norms = before / self.scale, math.hypot(*map(_norm, reached))
 
 
 def held_by(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     """Return the parameters of optimizers."""
     return [param for optimizer in optimizers for param in params_of(optimizer)]
+
+
+def _norm(param: Tensor) -> float:
+    """Return the norm of a parameter's gradient; 0 without one."""
+    if param.grad is None:
+        return 0.0
+    gradient = param.grad
+    if gradient.is_sparse:
+        gradient = gradient.coalesce().values()
+    if not gradient.is_complex():
+        gradient = gradient.double()  # squares of 16 bits may overflow
+    return float(gradient.detach().norm())
 
 
 def has_gradient(param: Tensor) -> bool:

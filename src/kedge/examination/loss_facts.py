@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from kedge.examination.loss_calls import LossCall, loss_calls
+from kedge.examination.tape import Tape
 from kedge.store.events import Broadcast
 from kedge.torch_internals import autograd_nodes
 from kedge.torch_internals.autograd_nodes import behind, function_of, is_leaf, operation_of
@@ -41,6 +43,7 @@ class Target:
         is_weighted: Whether classes or elements have weights.
         logits_from: The operation that made the logits, of a loss that applies a softmax or sigmoid
             itself; None of others.
+        values_from: The operation that made predictions of numbers; None of others.
     """
 
     loss: str
@@ -49,6 +52,7 @@ class Target:
     ignored: int | None
     is_weighted: bool
     logits_from: str | None
+    values_from: str | None
 
     @property
     def has_classes(self) -> bool:
@@ -86,6 +90,8 @@ class LossFacts:
         reached: The leaves that it depends on, by their ids.
         broadcast: The operation by which it pairs each prediction with each target; None without.
         functions: The program's own `torch.autograd.Function` classes in its graph.
+        has_softmax_of_one: Whether the logarithm of a softmax over one value is in its graph.
+        calls: The calls of losses that compare probabilities.
     """
 
     value: float
@@ -94,14 +100,23 @@ class LossFacts:
     reached: Mapping[int, Tensor]
     broadcast: Broadcast | None
     functions: tuple[type, ...]
+    has_softmax_of_one: bool = False
+    calls: tuple[LossCall, ...] = ()
 
 
-def facts_of(losses: Iterable[Tensor], where: str) -> LossFacts:
-    """Return what the graphs of losses show; together they are differentiated in one pass."""
+def facts_of(losses: Iterable[Tensor], where: str, tape: Tape | None) -> LossFacts:
+    """Return what the graphs of losses show; together they are differentiated in one pass.
+
+    Args:
+        losses: The losses.
+        where: The line that called backward; "" if none is known.
+        tape: The calls between the model and the loss; None if they are not known.
+    """
     losses = list(losses)
     targets: list[Target] = []
     reached: dict[int, Tensor] = {}
     functions: dict[type, None] = {}
+    has_softmax_of_one = False
     for node in behind(loss.grad_fn for loss in losses):
         if is_leaf(node):
             leaf: Tensor = node.variable  # type: ignore[attr-defined]
@@ -110,12 +125,36 @@ def facts_of(losses: Iterable[Tensor], where: str) -> LossFacts:
             found = _target_of(node)
             if found is not None:
                 targets.append(found)
+        elif operation_of(node) == "log_softmax":
+            has_softmax_of_one = has_softmax_of_one or _is_of_one(node)
         function = function_of(node)
         if function is not None:
             functions[function] = None
     value = sum(float(loss.detach().sum()) for loss in losses)
     broadcast = broadcast_in(losses)
-    return LossFacts(value, where, tuple(targets), reached, broadcast, tuple(functions))
+    calls: tuple[LossCall, ...] = ()
+    if tape is not None:
+        calls = tuple(loss_calls(tape))
+    return LossFacts(
+        value,
+        where,
+        tuple(targets),
+        reached,
+        broadcast,
+        tuple(functions),
+        has_softmax_of_one,
+        calls,
+    )
+
+
+def _is_of_one(node: Node) -> bool:
+    """Whether a softmax is over a dimension of one value."""
+    dim = autograd_nodes.number_in(node, "dim")
+    try:
+        result: Tensor = autograd_nodes.saved(node, "result")
+    except (AttributeError, RuntimeError):  # not saved in this PyTorch, or freed already
+        return False
+    return dim is not None and result.dim() > 0 and result.shape[autograd_nodes.signed(dim)] == 1
 
 
 def _target_of(node: Node) -> Target | None:
@@ -135,7 +174,16 @@ def _target_of(node: Node) -> Target | None:
         ignored=ignored,
         is_weighted=any(weight is not None for weight in weights),
         logits_from=_maker_of_logits(node),
+        values_from=_maker_of_values(node),
     )
+
+
+def _maker_of_values(node: Node) -> str | None:
+    """Return the operation that made the predictions of numbers, through views."""
+    maker = _before(node)
+    if operation_of(node) not in _VALUES or maker is None:
+        return None
+    return operation_of(maker)
 
 
 def _maker_of_logits(node: Node) -> str | None:

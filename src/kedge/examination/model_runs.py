@@ -2,8 +2,8 @@
 
 # Note [No trace]
 A trial runs the model many times. Whatever a run changes is put back: buffers such as running
-statistics, the flags of training, the random state. Each run begins with the same random numbers
-unless a trial wants others.
+statistics, attributes such as counters and caches, the flags of training, the random state. Each
+run begins with the same random numbers unless a trial wants others.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from kedge.errors import NeverFiredWarning
 from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.random_numbers import RandomNumbers
 from kedge.hooks.session import hook
+from kedge.offload.account.tensors import SavedTensors
+from kedge.offload.recompute.state import StateToPutBack
+from kedge.offload.saved_tensors import saved
 from kedge.recipes.model_run import preserved_state
 from kedge.sites import leaves
 from kedge.torch_internals.module_tables import modules_in
@@ -111,10 +114,32 @@ class ModelRuns:
             _outputs(self.model, inputs or self.inputs)
         return noted
 
+    def saved(self, inputs: ModelInputs | None = None) -> SavedTensors:
+        """Return the account of what a call keeps for its backward, in the modes of the program."""
+        given = (inputs or self.inputs).apart()
+        with self._state(training=True, seed=None):
+            return saved(self.model)(*given.args, **given.kwargs)
+
+    def saved_with_loss(self, whole: Callable[[], Tensor], models: list[nn.Module]) -> SavedTensors:
+        """Return the account of the whole step, up to its loss.
+
+        Args:
+            whole: Computes the loss, and calls the model for it.
+            models: All models that it calls, whose parameters are in memory in any case.
+        """
+
+        def step(_models: list[nn.Module] = models) -> Tensor:  # by its default they are found
+            return whole()
+
+        with self._state(training=True, seed=None):
+            account: SavedTensors = saved(step)
+        return account
+
     @contextmanager
     def _state(self, *, training: bool, seed: int | None) -> Iterator[None]:
         modes = {module: module.training for module in modules_in(self.model).values()}
         numbers = RandomNumbers()
+        state = StateToPutBack(self.model)
         with preserved_state(self.model):
             try:
                 if not training:
@@ -125,6 +150,7 @@ class ModelRuns:
             finally:
                 for module, mode in modes.items():
                     module.training = mode
+                state.put_back()
                 numbers.restore()
 
 

@@ -21,8 +21,9 @@ VERDICTS: tuple[Verdict, ...] = ("wrong", "look", "ok", "untried")
 
 
 NAMES = (
-    *("loss-at-start", "logits", "batch", "data-used", "samples", "positions", "modes"),
-    *("repeated", "parameters", "optimizer", "functions", "precision", "one-batch"),
+    *("loss-at-start", "logits", "batch", "data-used", "samples", "positions", "padding", "modes"),
+    *("repeated", "parameters", "optimizer", "functions", "precision", "memory", "time"),
+    "one-batch",
 )
 """The names of the trials, in the order in which they are made."""
 
@@ -73,6 +74,7 @@ class Result:
         where: The line of the program that it is about, ``net.py:31``; "" if none is known.
         model: The model that it is about; "" if it is about all.
         figure: What a picture of it shows; None without one.
+        numbers: Its figures by name, for programs: bytes, seconds and counts.
     """
 
     trial: str
@@ -83,6 +85,7 @@ class Result:
     where: str = ""
     model: str = ""
     figure: Grid | Rates | None = field(default=None, compare=False)
+    numbers: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 def in_short(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The state of a training, kept and put back: weights, buffers, gradients, optimizers and modes."""
+"""The state of a training, kept and put back: weights, buffers, attributes, gradients, optimizers and modes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kedge.examination.gradients import held_by
+from kedge.offload.recompute.state import StateToPutBack
+from kedge.sites import leaves
 from kedge.torch_internals.module_tables import buffers_in, modules_in, parameters_in
 
 
@@ -28,12 +30,15 @@ class TrainingState:
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
         self._modes: dict[nn.Module, bool] = {}
         self._optimizers: list[_OptimizerState] = []
+        self._attributes: dict[nn.Module, StateToPutBack] = {}
         self.keep(models, optimizers)
 
     def keep(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
         """Keep more, as it is now; what is kept already stays as it was."""
         optimizers = list(optimizers)
         for model in models:
+            if model not in self._attributes:
+                self._attributes[model] = StateToPutBack(model)
             self._keep_tensors((*parameters_in(model).values(), *buffers_in(model).values()))
             for module in modules_in(model).values():
                 self._modes.setdefault(module, module.training)
@@ -47,6 +52,8 @@ class TrainingState:
 
     def restore(self) -> None:
         """Put everything back, without a gradient."""
+        for attributes in self._attributes.values():
+            attributes.put_back()
         with torch.no_grad():
             for value, before in self._tensors.values():
                 value.copy_(before)
@@ -60,6 +67,11 @@ class TrainingState:
         """Whether a tensor differs from its copy."""
         known = self._tensors.get(id(value))
         return known is not None and not torch.equal(known[0], known[1])
+
+    def changes(self, value: Tensor) -> Tensor:
+        """Return where a tensor that is kept differs from its copy."""
+        now, before = self._tensors[id(value)]
+        return now != before
 
 
 class _OptimizerState:
@@ -76,6 +88,12 @@ class _OptimizerState:
         self._optimizer.state.clear()
         for param, kept in self._state.items():
             self._optimizer.state[param] = copy.deepcopy(kept)
+
+
+def state_bytes(optimizers: Iterable[Optimizer]) -> int:
+    """Return the bytes of the tensors that optimizers keep for their parameters."""
+    kept = [dict(leaves.find(list(each.state.values()))).values() for each in optimizers]
+    return sum(value.numel() * value.element_size() for values in kept for value in values)
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

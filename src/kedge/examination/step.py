@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kedge.examination.differences import changed, numbers_in
 from kedge.examination.gradients import Gradients, held_by
 from kedge.examination.loss_facts import LossFacts, Target
 from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.model_runs import ModelRuns
 from kedge.torch_internals.module_tables import parameters_in
 
+FEW = 4
+"""Samples with which the model runs where a few are as good as all."""
 FEWEST = 4
 """Fewest samples of a batch by which a dimension is told."""
 
@@ -28,12 +32,21 @@ class SeenTraining:
         idle: Those that exist, and have not.
         gradients: What was seen of the gradients; None where nobody looked.
         moved: Whether a parameter has changed.
+        state_bytes: What the optimizers keep for their parameters, in bytes; None before a step.
+        keeps_gradients: Whether an optimizer that is about to step again does so with the gradients
+            of its first step, too.
+        reached: The ids of the tensors that the losses of the step depend on.
+        blind_steps: How many steps came without any backward pass before, and without a gradient.
     """
 
     optimizers: tuple[Optimizer, ...]
     idle: tuple[Optimizer, ...] = ()
     gradients: Gradients | None = None
     moved: bool = False
+    state_bytes: int | None = None
+    keeps_gradients: bool = False
+    reached: frozenset[int] = frozenset()
+    blind_steps: int = 0
 
     @property
     def has_several(self) -> bool:
@@ -57,7 +70,9 @@ class ExaminedStep:
         training: How the program trains; None if that is not known.
         others: The other models of the step, whose parameters optimizers may hold too.
         batch_size: How many samples a batch of the data loader has; None without a loader.
+        data: The data set that the loader reads; None without one.
         changed_frozen: Names of frozen parameters that the first step of an optimizer changed.
+        whole: Computes the loss of the step again, with the model's call; None if that is not known.
     """
 
     name: str
@@ -67,12 +82,42 @@ class ExaminedStep:
     training: SeenTraining | None = None
     others: Sequence[nn.Module] = ()
     batch_size: int | None = None
+    data: Any = None
     changed_frozen: Sequence[str] = ()
+    whole: Callable[[], Tensor] | None = None
 
     @cached_property
     def run(self) -> ModelRuns:
         """Runs the model."""
         return ModelRuns(self.model, self.inputs)
+
+    @cached_property
+    def outputs(self) -> dict[str, Tensor]:
+        """The real numbers of the model's output in evaluation mode."""
+        return numbers_in(self.run.outputs())
+
+    @cached_property
+    def few(self) -> ModelRuns:
+        """Runs the model with the first samples alone, where these have the outputs that they have in the batch."""
+        batch = self.samples
+        if batch is None or batch.count <= FEW or not self.outputs:
+            return self.run
+        shorter = {
+            name: value.narrow(batch.dim, 0, FEW).detach().clone()
+            for name, value in self.inputs.numbers().items()
+            if batch.of(value)
+        }
+        runs = ModelRuns(self.model, self.inputs.with_tensors(shorter))
+        try:
+            outputs = numbers_in(runs.outputs())
+        except Exception:  # noqa: BLE001 - the program's own code, which takes its own batch alone
+            return self.run
+        if outputs.keys() == self.outputs.keys() and all(
+            batch.of(value) and _are_close(outputs[name], value.narrow(batch.dim, 0, FEW))
+            for name, value in self.outputs.items()
+        ):
+            return runs
+        return self.run
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -126,6 +171,10 @@ class SampleDimension:
     def of(self, value: Tensor) -> bool:
         """Whether a tensor has this dimension."""
         return value.dim() > self.dim and value.shape[self.dim] == self.count
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and not bool(changed(one, other).any())
 
 
 def _are_sequences(shapes: Sequence[Sequence[int]]) -> bool:

@@ -11,7 +11,7 @@ it is first played: with the same weights and random numbers, the loss has to be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +65,14 @@ class Tape:
             graded = torch.is_grad_enabled()
             self._entries.append(_Entry(call, tuple(args), dict(kwargs), results, graded))
 
+    def calls_of(
+        self, function: Callable[..., Any]
+    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Yield the arguments of each call of a function."""
+        for entry in self._entries:
+            if entry.call is function:
+                yield entry.args, dict(entry.kwargs)
+
     def end_at(self, losses: Sequence[Tensor], scale: Tensor | None) -> None:
         """End at the losses of a backward pass.
 
@@ -105,7 +113,7 @@ class TapeWriter:
     def __init__(self) -> None:
         self._tape: Tape | None = None
         self._modes: dict[nn.Module, bool] = {}
-        self._writing: _Writing | None = None
+        self._writing: Writing | None = None
 
     def pause(self, module: nn.Module) -> None:
         """Write nothing while a model runs.
@@ -127,7 +135,7 @@ class TapeWriter:
             return
         args, kwargs = given
         self._tape.add(module, args, kwargs, output)
-        self._writing = _Writing(self._tape)
+        self._writing = Writing(self._tape)
         self._writing.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> Tape | None:
@@ -147,7 +155,7 @@ class TapeWriter:
             self._writing = None
 
 
-class _Writing(TorchFunctionMode):
+class Writing(TorchFunctionMode):
     """Writes each function of PyTorch that is called in its context on a tape."""
 
     def __init__(self, tape: Tape) -> None:

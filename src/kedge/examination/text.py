@@ -58,7 +58,7 @@ def _summary(models: Sequence[str], results: Sequence[Result]) -> str:
     if counts["look"]:
         parts.append(f"{counts['look']} to look at")
     said = ", ".join(parts) or "nothing wrong"
-    text = f"{listed(list(models))}: {said} in {counted(len(made), 'trial')}"
+    text = f"{listed(list(models)) or 'no model'}: {said} in {counted(len(made), 'trial')}"
     if counts["untried"]:
         text += f"; {counts['untried']} could not be made"
     return text

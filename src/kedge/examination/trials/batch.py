@@ -1,5 +1,8 @@
 """What the batch holds: the values of its inputs, and its targets.
 
+Of tables, (samples, columns), and images it is also seen whether features are the same in all
+samples, and whether some are far larger than others: a mean over all of them hides that.
+
 Cannot see: what other batches hold; targets of losses that are not PyTorch's own.
 """
 
@@ -12,9 +15,10 @@ import torch
 from torch import Tensor
 
 from kedge.examination.loss_facts import Target
-from kedge.examination.result import Result
+from kedge.examination.read_again import labels_differ
+from kedge.examination.result import Result, in_short
 from kedge.examination.step import ExaminedStep
-from kedge.short_text import compact, counted
+from kedge.short_text import compact, counted, listed, spans
 
 TRIAL = "batch"
 LARGE = 20.0
@@ -24,11 +28,17 @@ SMALL = 0.01
 DID = "looked at the values of the batch"
 _FEWEST = 4
 """Fewest targets of which it is said that they are all the same."""
+_FEWEST_ROWS = 16
+"""Fewest samples by which features are judged."""
+_SELDOM = 0.1
+"""The share of zeros of all other features up to which one of nothing but zeros is named."""
+APART = 1000.0
+"""Times the usual magnitude of a feature from which on another is far larger, or smaller."""
 
 
 def batch(step: ExaminedStep) -> Iterator[Result]:
     """Yield what is conspicuous in the inputs and targets."""
-    found = [*_inputs(step), *_targets(step)]
+    found = [*_inputs(step), *_targets(step), *_labels(step)]
     yield from found
     if not found:
         shapes = [f"{name} {tuple(v.shape)}" for name, v in step.inputs.numbers().items()]
@@ -39,8 +49,11 @@ def _inputs(step: ExaminedStep) -> Iterator[Result]:
     for name, value in step.inputs.numbers().items():
         if value.is_floating_point():
             yield from _numbers(step, name, value)
+            yield from _features(step, name, value)
         batch = step.samples
-        if batch is None or not batch.of(value) or batch.count < _FEWEST or "mask" in name:
+        if batch is None or not batch.of(value) or batch.count < _FEWEST:
+            continue
+        if value.dtype is torch.bool or "mask" in name:
             continue
         rows = value.detach().movedim(batch.dim, 0)
         rows = rows.reshape(rows.shape[0], -1)
@@ -86,6 +99,71 @@ def _numbers(step: ExaminedStep, name: str, value: Tensor) -> Iterator[Result]:
             "the model does that itself."
         )
         yield Result(TRIAL, "look", DID, came, means)
+
+
+def _features(step: ExaminedStep, name: str, value: Tensor) -> Iterator[Result]:
+    """Yield the features that are the same in all samples, and those of another scale than the others."""
+    batch = step.samples
+    if batch is None or batch.dim != 0 or not batch.of(value) or batch.count < _FEWEST_ROWS:
+        return
+    if value.dim() not in (2, 4) or value.shape[1] < 2 or not bool(value.isfinite().all()):
+        return
+    columns = value.detach().double().transpose(0, 1).reshape(value.shape[1], -1)
+    is_constant = (columns == columns[:, :1]).all(dim=1)
+    if bool(is_constant.all()):
+        return
+    zeros = float((columns[~is_constant] == 0).double().mean())
+    is_named = is_constant
+    if zeros > _SELDOM:
+        is_named = is_constant & (columns[:, 0] != 0)
+    if bool(is_named.any()):
+        places = is_named.nonzero().flatten().tolist()
+        held = listed([compact(number) for number in columns[is_named, 0].unique().tolist()], 3)
+        came = (
+            f"{counted(len(places), 'feature')} of `{name}` is the same in all "
+            f"{batch.count} samples: {spans(places)}, which holds {held}"
+        )
+        if len(places) > 1:
+            came = came.replace(" is the same", " are the same").replace(
+                "which holds", "which hold"
+            )
+        means = (
+            "What is the same for all samples tells none from another, except the 1 of a bias. See "
+            "whether it is so in all data, and what filled it: a default, a failed join, a scaler."
+        )
+        yield Result(TRIAL, "look", DID, came, means)
+
+    sizes = columns.abs().mean(dim=1)
+    usual = float(sizes[~is_constant].median())
+    if usual == 0:
+        return
+    is_apart = ~is_constant & ((sizes > APART * usual) | (sizes * APART < usual))
+    is_apart |= ~is_constant & (sizes > LARGE) & (float(value.abs().double().mean()) <= LARGE)
+    if value.dim() == 2 and zeros <= _SELDOM and bool(is_apart.any()):
+        places = is_apart.nonzero().flatten().tolist()
+        came = (
+            f"{counted(len(places), 'feature')} of `{name}` of another scale than the others, whose "
+            f"usual magnitude is {compact(usual)}: {spans(places)}, of "
+            f"{compact(float(sizes[is_apart].min()))} to {compact(float(sizes[is_apart].max()))}"
+        )
+        means = (
+            "The largest decide what the first layer returns, and the smallest are as good as not "
+            "there. Scale each feature by itself: to mean 0 and deviation 1, or by its logarithm."
+        )
+        yield Result(TRIAL, "look", DID, came, means)
+
+
+def _labels(step: ExaminedStep) -> Iterator[Result]:
+    did = "read samples of the data set twice"
+    try:
+        differing = labels_differ(step.data)
+    except Exception as error:  # noqa: BLE001 - the program's own code, called by others than itself
+        yield Result(TRIAL, "untried", did, f"they cannot be read: {in_short(error)}")
+        return
+    if differing:
+        came = f"the inputs were the same, and the labels were not, of {listed(list(map(str, differing)))}"
+        means = "A label that is drawn by chance cannot be learned. See whether that is meant."
+        yield Result(TRIAL, "look", did, came, means)
 
 
 def _targets(step: ExaminedStep) -> Iterator[Result]:

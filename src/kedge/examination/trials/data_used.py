@@ -19,9 +19,11 @@ from kedge.examination.differences import differ, numbers_in
 from kedge.examination.model_inputs import ModelInputs
 from kedge.examination.result import Result
 from kedge.examination.step import ExaminedStep
-from kedge.short_text import counted, listed
+from kedge.short_text import counted, listed, spans
 
 TRIAL = "data-used"
+STRAIGHT = 1e-4
+"""The share of a difference by which its middle may be off a straight line, as rounding makes it."""
 DID = "compared the output with that for other inputs, in eval()"
 
 
@@ -31,7 +33,7 @@ def data_used(step: ExaminedStep) -> Iterator[Result]:
     if not given:
         yield Result(TRIAL, "untried", DID, "the model is given no tensors that could be changed")
         return
-    before = numbers_in(step.run.outputs())
+    before = step.outputs
     if not before:
         yield Result(TRIAL, "untried", DID, "the model returns no tensor of real numbers")
         return
@@ -60,11 +62,42 @@ def data_used(step: ExaminedStep) -> Iterator[Result]:
         )
         yield Result(TRIAL, "look", DID, came, means)
     for name, places in features.items():
-        came = f"nothing depends on {counted(len(places), 'feature')} of `{name}`: {_spans(places)}"
+        came = f"nothing depends on {counted(len(places), 'feature')} of `{name}`: {spans(places)}"
         means = "A part of the input is cut off or overwritten on its way, or meant to be ignored."
         yield Result(TRIAL, "look", DID, came, means)
-    if not unused and not features:
+    if unused or features:
+        return
+    straight = list(_straight(step))
+    yield from straight
+    if not straight:
         yield Result(TRIAL, "ok", DID, f"it depends on {listed([*given])}")
+
+
+def _straight(step: ExaminedStep) -> Iterator[Result]:
+    """Yield whether the output follows the only input in a straight line, through several layers of weights."""
+    given = step.inputs.tensors()
+    layers = [name for name, param in step.parameters.items() if param.dim() > 1]
+    if len(given) != 1 or len(layers) < 2:
+        return
+    ((name, value),) = given.items()
+    if not value.is_floating_point() or value.dim() < 2 or value.shape[0] < 2:
+        return
+    one = value.detach()
+    other = one.roll(1, 0)
+    halfway = numbers_in(step.run.outputs(_with(step.inputs, name, (one + other) / 2)))
+    ends = numbers_in(step.run.outputs(_with(step.inputs, name, other)))
+    for key, first in step.outputs.items():
+        if key not in ends or not ends[key].shape == halfway[key].shape == first.shape:
+            return
+        bent = (first.double() + ends[key].double()) / 2 - halfway[key].double()
+        if float(bent.norm()) > STRAIGHT * float((first - ends[key]).double().norm()):
+            return
+    came = (
+        f"halfway between two samples it is halfway between their outputs: it follows `{name}` in a "
+        f"straight line, through {counted(len(layers), 'layer')} of weights"
+    )
+    means = "One layer could do the same: no activation stands between them."
+    yield Result(TRIAL, "look", DID, came, means)
 
 
 def _is_unused(step: ExaminedStep, before: dict[str, Tensor], name: str, value: Tensor) -> bool:
@@ -121,17 +154,3 @@ def _unused_features(
 def _feature_dim(value: Tensor) -> int:
     """Return the dimension of features: the channels of images and volumes, else the last."""
     return 1 if value.dim() >= 4 else value.dim() - 1
-
-
-def _spans(places: list[int]) -> str:
-    """Return places as spans: ``0..3, 7``."""
-    spans: list[list[int]] = []
-    for place in places:
-        if spans and place == spans[-1][1] + 1:
-            spans[-1][1] = place
-        else:
-            spans.append([place, place])
-    texts = []
-    for first, last in spans:
-        texts.append(str(first) if first == last else f"{first}..{last}")
-    return listed(texts)

@@ -111,7 +111,7 @@ def _judged(slopes: list[tuple[float, float]], did: str) -> Result:
     size = max(abs(value) for pair in slopes for value in pair)
     if all(abs(measured - told) <= CLOSE * size for measured, told in slopes):
         return Result(TRIAL, "ok", did, f"they agree at {len(slopes)} elements")
-    flat = sum(abs(measured) <= CLOSE * size for measured, _ in slopes)
+    flat = sum(abs(measured) <= CLOSE * size < abs(told) for measured, told in slopes)
     if flat > MOSTLY * len(slopes):
         came = f"at {flat} of {len(slopes)} elements the result is flat, and the gradient not zero"
         means = "A straight-through gradient, as a quantizer needs, is meant to be so."

@@ -29,6 +29,10 @@ NEAR = 0.5
 """The share of that loss under which a model is not fresh."""
 FAR_FROM_MEAN = 10.0
 """Times the loss of the best constant prediction that are something to look at."""
+LARGE = 20.0
+"""The magnitude of a mean of targets from which on it is said not to be scaled,"""
+FAR_AND_LARGE = 2.0
+"""where the loss is so many times that of the best constant prediction."""
 DID = "compared the first loss with that of a model that knows nothing"
 
 
@@ -36,6 +40,13 @@ def loss_at_start(step: ExaminedStep) -> Iterator[Result]:
     """Yield a result for each of PyTorch's losses in the step."""
     if step.loss is None:
         return
+    if step.loss.has_softmax_of_one and step.loss.value == 0:
+        came = "0, by a softmax over one value, which is 1 whatever that is"
+        means = (
+            "Nothing is learned. Cross entropy takes a value for each class: give it two, or take "
+            "binary_cross_entropy_with_logits for one, or a loss of numbers for numbers."
+        )
+        yield Result(TRIAL, "wrong", DID, came, means, step.loss.where)
     for target in step.targets():
         if target.counted().numel() == 0:
             continue
@@ -43,7 +54,11 @@ def loss_at_start(step: ExaminedStep) -> Iterator[Result]:
         if len(step.loss.targets) == 1 and _is_reversed(target, own) and _descends(step):
             came = f"{compact(own)}, which is minus {target.loss}"
             means = "Training makes the loss of the predictions larger. Take the minus sign away."
-            yield Result(TRIAL, "wrong", DID, came, means, step.loss.where)
+            verdict: Verdict = "wrong"
+            if target.has_classes and -own < NEAR * math.log(max(target.classes, 2)):
+                verdict = "look"
+                means += " A model that was trained before may be meant to forget."
+            yield Result(TRIAL, verdict, DID, came, means, step.loss.where)
         elif target.is_weighted:
             yield Result(TRIAL, "untried", DID, "its classes or elements have weights")
         elif target.has_classes:
@@ -117,7 +132,8 @@ def _of_values(target: Target, where: str) -> Result:
         f"{compact(loss)} as a mean square, of {counted(values.numel(), 'target')} with mean "
         f"{compact(float(values.mean()))} and variance {compact(spread)}"
     )
-    if spread > 0 and loss > FAR_FROM_MEAN * spread:
+    is_large = abs(float(values.mean())) > LARGE and loss > FAR_AND_LARGE * spread
+    if spread > 0 and (loss > FAR_FROM_MEAN * spread or is_large):
         means = (
             f"Predicting their mean would have {compact(spread)}. Bring targets and predictions to "
             "one scale, such as mean 0 and variance 1, or start the last bias at the mean."

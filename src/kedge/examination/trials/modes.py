@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from kedge.examination.result import Result
 from kedge.examination.step import ExaminedStep
@@ -19,6 +21,7 @@ TRIAL = "modes"
 def modes(step: ExaminedStep) -> Iterator[Result]:
     """Yield whether layers that behave otherwise in training are all in evaluation mode."""
     did = "looked at the modes of the layers while the model is trained"
+    yield from _of_nothing(step, did)
     named = [(name, module) for name, module in step.model.named_modules() if _differs(module)]
     if not named:
         return
@@ -32,6 +35,25 @@ def modes(step: ExaminedStep) -> Iterator[Result]:
     )
     means = "Nothing is dropped, and no statistics follow. model.train() is missing, if not meant."
     yield Result(TRIAL, "look", did, came, means)
+
+
+def _of_nothing(step: ExaminedStep, did: str) -> Iterator[Result]:
+    """Yield layers that are in training, and can do nothing useful there."""
+    training = [(name, module) for name, module in step.model.named_modules() if module.training]
+    dropped = [name for name, each in training if isinstance(each, _DropoutNd) and each.p >= 1]
+    if dropped:
+        came = f"everything is dropped in {listed(dropped, 4)}: p is 1"
+        means = "Nothing of what it is given gets through, nor a gradient. p is the share to drop."
+        yield Result(TRIAL, "wrong", did, came, means)
+    norms = [name for name, each in training if isinstance(each, _BatchNorm)]
+    if norms and step.samples is not None and step.samples.count == 1:
+        came = f"{counted(len(norms), 'batch norm')} normalized by a batch of one sample: "
+        came += listed(norms, 4)
+        means = (
+            "A mean and a variance over one sample say little of others, and those that evaluation "
+            "uses follow each of them. Use larger batches, or GroupNorm or LayerNorm."
+        )
+        yield Result(TRIAL, "look", did, came, means)
 
 
 def _differs(module: nn.Module) -> bool:

@@ -5,6 +5,7 @@ Cannot see: parameters that are trained by hand.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 from kedge.examination.gradients import held_by
 from kedge.examination.result import Result
 from kedge.examination.step import ExaminedStep, SeenTraining
-from kedge.short_text import counted, listed
+from kedge.short_text import compact, counted, listed
 from kedge.torch_internals.module_tables import parameters_in
 
 TRIAL = "optimizer"
+SHRUNK = 1e-3
+"""The share of the norm of gradients below which they have been made small before the step."""
 DID = "compared the optimizers' parameters with those that the loss depends on"
 
 
@@ -25,10 +28,17 @@ def optimizer(step: ExaminedStep) -> Iterator[Result]:
     if step.training is None:
         yield Result(TRIAL, "untried", DID, "no optimizer is known")
         return
+    if step.training.blind_steps:
+        did = "waited for a backward pass"
+        came = f"none came before {counted(step.training.blind_steps, 'step')}, and no gradient is there"
+        means = "The optimizer has nothing to step by: loss.backward() is missing."
+        yield Result(TRIAL, "wrong", did, came, means)
+        return
     if not step.training.optimizers:
         yield _without_step(step.training)
         return
-    yield from _at_steps(step.training)
+    is_finite = step.loss is None or math.isfinite(step.loss.value)
+    yield from _at_steps(step.training, is_finite=is_finite)
 
     if step.loss is None:
         yield Result(TRIAL, "untried", DID, "no loss of this model is known")
@@ -56,7 +66,7 @@ def optimizer(step: ExaminedStep) -> Iterator[Result]:
     ]
 
     if missing:
-        yield _missing(missing, names, idle)
+        yield _missing(missing, names, idle, _are_shared(step.training))
     elif idle:
         shapes = listed([str(tuple(param.shape)) for param in idle], 4)
         came = (
@@ -74,7 +84,19 @@ def optimizer(step: ExaminedStep) -> Iterator[Result]:
         yield Result(TRIAL, "ok", DID, came)
 
 
-def _missing(missing: Sequence[Tensor], names: Mapping[int, str], idle: Sequence[Tensor]) -> Result:
+def _are_shared(training: SeenTraining) -> bool:
+    """Whether two optimizers hold the same parameters; one that is wrapped by another counts once."""
+    every = (*training.optimizers, *training.idle)
+    sets = {id(each.param_groups): frozenset(map(id, held_by([each]))) for each in every}
+    return len(sets) > len({*sets.values()})
+
+
+def _missing(
+    missing: Sequence[Tensor],
+    names: Mapping[int, str],
+    idle: Sequence[Tensor],
+    are_shared: bool,
+) -> Result:
     called = [names.get(id(param), f"one of {tuple(param.shape)}") for param in missing]
     came = (
         f"{counted(len(missing), 'parameter')} that the loss depends on are in no optimizer: "
@@ -95,6 +117,12 @@ def _missing(missing: Sequence[Tensor], names: Mapping[int, str], idle: Sequence
             "nn.ModuleDict are."
         )
         return Result(TRIAL, "wrong", DID, came, means)
+    if are_shared:
+        means = (
+            "They get gradients and never change, and two optimizers hold the same parameters. One "
+            "of them was given those of the wrong model."
+        )
+        return Result(TRIAL, "look", DID, came, means)
     means = (
         "They get gradients and never change. If they are to stay as they are, "
         "requires_grad_(False) saves the time; if not, hand them to the optimizer."
@@ -114,7 +142,8 @@ def _without_step(training: SeenTraining) -> Result:
     return Result(TRIAL, "wrong", did, came + ", and no parameter changed", means)
 
 
-def _at_steps(training: SeenTraining) -> Iterator[Result]:
+def _at_steps(training: SeenTraining, *, is_finite: bool) -> Iterator[Result]:
+    """Yield what is wrong with the gradients at steps; that of a loss that is not finite is said elsewhere."""
     seen = training.gradients
     if seen is None:
         return
@@ -128,7 +157,25 @@ def _at_steps(training: SeenTraining) -> Iterator[Result]:
         else:
             means = "The gradient of this batch is zero: the loss has no slope there."
             yield Result(TRIAL, "look", did, came, means)
-    if seen.kept and not training.has_several:
+    if seen.broken and is_finite:
+        did = "looked at the gradients as the optimizer was about to step"
+        came = f"{counted(seen.broken, 'parameter')} had one that is NaN or infinite"
+        means = (
+            "The step makes the weights NaN, though the loss is finite: such as the slope of a root "
+            "or of a norm at zero. Add a small number inside of it."
+        )
+        yield Result(TRIAL, "wrong", did, came, means)
+    elif seen.norms is not None and 0 < seen.norms[1] < SHRUNK * seen.norms[0]:
+        did = "compared the gradients at the end of backward and as the optimizer was about to step"
+        before, after = map(compact, seen.norms)
+        came = f"their norm was {before}, and is {after}"
+        means = (
+            "Something in between makes them that small: a limit of clip_grad_norm_ or "
+            "clip_grad_value_, or a division. With such a limit the rate has to be larger; Adam and "
+            "its kind do not mind."
+        )
+        yield Result(TRIAL, "look", did, came, means)
+    if training.keeps_gradients:
         did = "looked at the gradients as each backward pass after the first step began"
         came = "those of before were still there"
         means = "Every step uses the sum of all gradients so far: zero_grad() is missing."

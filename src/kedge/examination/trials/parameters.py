@@ -14,11 +14,13 @@ from collections.abc import Collection, Iterator, Sequence
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.optim import Optimizer
 
 from kedge.examination.gradients import held_by
+from kedge.examination.loss_facts import LossFacts
 from kedge.examination.model_runs import Passed
-from kedge.examination.result import Result
-from kedge.examination.step import ExaminedStep
+from kedge.examination.result import Result, Verdict
+from kedge.examination.step import ExaminedStep, SeenTraining
 from kedge.short_text import counted, listed
 from kedge.torch_internals.autograd_nodes import behind, is_leaf
 from kedge.torch_internals.module_tables import own_parameters
@@ -121,17 +123,49 @@ def _goes_on_without_graph(noted: Sequence[Passed], end: Passed) -> bool:
 
 
 def _without_loss(step: ExaminedStep) -> Result:
-    is_known = step.loss is not None
-    if (
-        step.training is not None and step.training.gradients is not None
-    ):  # backward passes were seen
-        held = {id(param) for param in held_by(step.training.optimizers)}
-        is_known = is_known or any(id(param) in held for param in step.parameters.values())
-    if not is_known:
+    training = step.training
+    own = set(map(id, step.parameters.values()))
+    owners = []
+    if training is not None and training.gradients is not None and training.gradients.passes:
+        owners = [each for each in training.optimizers if not own.isdisjoint(_ids(each))]
+    if step.loss is None and not owners:
         return Result(TRIAL, "untried", DID, "no loss is known")
     came = "the loss depends on no parameter of this model"
     means = "What it returns is taken out of the graph on its way to the loss, as by detach()."
+    reached: set[int] = set()
+    if training is not None:
+        reached.update(training.reached)
+    if step.loss is not None:
+        reached.update(step.loss.reached)
+    if any(not reached.isdisjoint(_ids(each)) for each in owners):
+        means += " It is meant if this step trains another model, and a later one this."
+        return Result(TRIAL, "look", DID, came, means)
     return Result(TRIAL, "wrong", DID, came, means)
+
+
+def _ids(optimizer: Optimizer) -> set[int]:
+    return set(map(id, held_by([optimizer])))
+
+
+def without_models(training: SeenTraining, losses: Sequence[LossFacts]) -> Iterator[Result]:
+    """Yield what the loss of a step depends on in which no model was called with gradients on."""
+    if not training.optimizers:
+        return
+    reached = {key for facts in losses for key in facts.reached}
+    held = held_by(training.optimizers)
+    missed = [param for param in held if id(param) not in reached]
+    if not missed:
+        yield Result(TRIAL, "ok", DID, f"it depends on all {counted(len(held), 'parameter')}")
+        return
+    shapes = listed([str(tuple(param.shape)) for param in missed], 4)
+    came = (
+        f"of {counted(len(held), 'tensor')} of the optimizer, the loss does not depend on "
+        f"{len(missed)}: {shapes}; no model was called with gradients on"
+    )
+    means = (
+        "A model that is to be trained runs under no_grad, or the loss leaves out what it returns."
+    )
+    yield Result(TRIAL, "look", DID, came, means, losses[0].where)
 
 
 def _end_of_graph(noted: Sequence[Passed], nodes: Collection[Node]) -> Passed | None:
@@ -147,6 +181,17 @@ def _end_of_graph(noted: Sequence[Passed], nodes: Collection[Node]) -> Passed | 
 def _frozen(step: ExaminedStep) -> Iterator[Result]:
     did = "compared frozen parameters before and after a step"
     frozen = [name for name, p in step.parameters.items() if not p.requires_grad]
+    for name, module in step.model.named_modules():
+        is_meant = vars(module).get("requires_grad") is False
+        if is_meant and any(param.requires_grad for param in module.parameters()):
+            came = f"requires_grad = False was set on the module {name or step.name}, which trains"
+            means = (
+                "PyTorch does not read that attribute. Call requires_grad_(False) on the module."
+            )
+            verdict: Verdict = "wrong"
+            if not type(module).__module__.startswith("torch."):
+                verdict = "look"  # a class of the program's own may read it
+            yield Result(TRIAL, verdict, did, came, means)
     if step.changed_frozen:
         came = f"{counted(len(step.changed_frozen), 'frozen parameter')} changed: "
         came += listed(list(step.changed_frozen), 4)

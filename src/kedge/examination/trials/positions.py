@@ -51,7 +51,7 @@ class Sequence:
 
 def positions(step: ExaminedStep) -> Iterator[Result]:
     """Yield what the outputs at positions depend on; nothing for models without sequences."""
-    before = numbers_in(step.run.outputs())
+    before = numbers_in(step.few.outputs())
     for found in _sequences(step, before):
         yield from _of_sequence(step, before, found)
 
@@ -59,15 +59,17 @@ def positions(step: ExaminedStep) -> Iterator[Result]:
 def _of_sequence(
     step: ExaminedStep, before: dict[str, Tensor], found: Sequence
 ) -> Iterator[Result]:
-    asked = next(filter(None, (_asked(target, found.given) for target in step.targets())), None)
+    whole = step.inputs.numbers()[found.name]
+    asked = next(filter(None, (_asked(target, whole) for target in step.targets())), None)
     tried = list(range(found.length))
     if asked is not None:
         tried = asked.positions
     tried = tried[:MOST]
     rows = []
     for position in tried:
-        inputs = step.inputs.with_tensors({found.name: _changed_at(found.given, position)})
-        after = numbers_in(step.run.outputs(inputs)).get(found.output)
+        new = _changed_at(found.given, position)
+        inputs = step.few.inputs.with_tensors({found.name: new})
+        after = numbers_in(step.few.outputs(inputs)).get(found.output)
         if after is None or after.shape != before[found.output].shape:
             yield Result(TRIAL, "untried", DID, "the output has another shape each time")
             return
@@ -116,7 +118,7 @@ def _judged(step: ExaminedStep, found: Sequence, grid: Grid, asked: _Asked | Non
 
 def _sequences(step: ExaminedStep, outputs: dict[str, Tensor]) -> Iterator[Sequence]:
     """Yield each input with the first output that has the same positions."""
-    for name, value in step.inputs.numbers().items():
+    for name, value in step.few.inputs.numbers().items():
         is_sequence = value.dim() == 3 or (value.dim() == 2 and not value.is_floating_point())
         if not is_sequence or value.dtype is torch.bool or value.shape[1] < FEWEST:
             continue

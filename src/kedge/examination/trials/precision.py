@@ -1,7 +1,7 @@
 """How many digits of the output are right, and whether bfloat16 and float16 would do.
 
 A copy of the model computes in float64 beside the program's own precision, in evaluation mode, and
-what each module returns is compared: the relative error of a tensor is the norm of the difference
+what each module returns is compared, of a few samples: the relative error of a tensor is the norm of the difference
 over the norm of the exact one. Then the model is run under `torch.autocast`.
 
 Cannot see: models that fix a precision in their code, or cannot be copied; the backward pass.
@@ -42,14 +42,16 @@ def precision(step: ExaminedStep) -> Iterator[Result]:
         yield Result(TRIAL, "untried", did, f"the model has {sized(size)} of parameters")
         return
     try:
-        exact = ModelRuns(copy.deepcopy(step.model).double(), step.inputs.converted(torch.float64))
+        exact = ModelRuns(
+            copy.deepcopy(step.model).double(), step.few.inputs.converted(torch.float64)
+        )
         wide = _by_key(exact.passed())
     except Exception as refusal:  # noqa: BLE001 - whatever the program's code does in float64
         yield Result(TRIAL, "untried", did, f"it cannot: {in_short(refusal)}")
         return
 
-    own = step.run.passed()
-    if any(_differs(*pair) for pair in zip(own, step.run.passed(), strict=False)):
+    own = step.few.passed()
+    if any(_differs(*pair) for pair in zip(own, step.few.passed(), strict=False)):
         yield Result(TRIAL, "untried", did, "the output differs from run to run")
         return
     errors = [(each, _error(each.value, wide.get(each.key))) for each in own]
@@ -86,7 +88,7 @@ def _halves(
         name = str(dtype).removeprefix("torch.")
         try:
             with torch.autocast(device, dtype=dtype):
-                half = step.run.passed()
+                half = step.few.passed()
         except Exception as refusal:  # noqa: BLE001 - whatever the program's code does there
             parts.append(f"{name} cannot ({type(refusal).__name__})")
             continue

@@ -8,13 +8,13 @@ Which dimension counts the samples is known from the data loader, unless another
 same size. Without that it is taken to be the first, and what mixes there is something to look at:
 it may be a sequence, or the nodes of a graph.
 
-Cannot see: models whose first output is only a loss, or whose output differs from run to run;
+Cannot see: models that return only a loss, or whose output differs from run to run;
 samples that mix in training alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -43,18 +43,19 @@ def samples(step: ExaminedStep) -> Iterator[Result]:
     if batch.count < 2:
         yield Result(TRIAL, "untried", DID, "the batch has one sample")
         return
-    first = _first_output(step)
-    if first is None or not batch.of(first) or list(first.shape).count(batch.count) > 1:
+    first = _of_samples(step.outputs, batch)
+    if first is None:
         yield Result(TRIAL, "untried", DID, f"the output has no dimension of {batch.count} samples")
         return
-    again = _first_output(step)
+    again = _of_samples(numbers_in(step.run.outputs()), batch)
     if again is None or bool(changed(first, again).any()):
         yield Result(TRIAL, "untried", DID, "the output differs from run to run")
         return
 
     rows = []
     for sample in range(min(batch.count, MOST)):
-        after = _first_output(step, replaced(step, batch, sample))
+        inputs = replaced(step, batch, sample)
+        after = _of_samples(numbers_in(step.run.outputs(inputs)), batch)
         if after is None or after.shape != first.shape:
             yield Result(TRIAL, "untried", DID, "the output has another shape each time")
             return
@@ -96,8 +97,12 @@ def samples(step: ExaminedStep) -> Iterator[Result]:
     yield Result(TRIAL, verdict, DID, came, means, place.line, figure=found)
 
 
-def _first_output(step: ExaminedStep, inputs: ModelInputs | None = None) -> Tensor | None:
-    return next(iter(numbers_in(step.run.outputs(inputs)).values()), None)
+def _of_samples(outputs: Mapping[str, Tensor], batch: SampleDimension) -> Tensor | None:
+    """Return the first output that has the samples in one dimension, and in no other one its size."""
+    for value in outputs.values():
+        if batch.of(value) and list(value.shape).count(batch.count) == 1:
+            return value
+    return None
 
 
 def _uses_the_batch(module: nn.Module) -> bool:

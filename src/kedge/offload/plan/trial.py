@@ -92,13 +92,17 @@ class Trial:
 
 def has_room(nbytes: int, device: torch.device) -> bool:
     """Whether so many more bytes fit into a device's memory for certain."""
-    if accelerators.is_accelerator(device):
-        room = accelerators.free_memory(device)
-    elif _is_limited():
-        room = None
-    else:
-        room = Pressure().room()
+    room = room_on(device)
     return room is not None and room >= nbytes * _SPARE
+
+
+def room_on(device: torch.device) -> int | None:
+    """Return the bytes that are free in a device's memory, or in that of the machine; None if unknown."""
+    if accelerators.is_accelerator(device):
+        return accelerators.free_memory(device)
+    if _is_limited():
+        return None
+    return Pressure().room()
 
 
 def _is_limited() -> bool:

@@ -205,6 +205,37 @@ class ModuleState:
             present_random.restore(RandomState())
 
 
+class StateToPutBack:
+    """The attributes of a module and of all modules inside, to be put back after calls of it.
+
+    Counters, caches and lists get their former content, buffers and other tensors without a graph
+    their former values, in their own memory.
+
+    Args:
+        module: The module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        notes = past.PastNotes(objects=past.OUTERMOST, held=True)
+        self._own = [OwnState(each, notes) for each in modules_in(module).values()]
+        self._values: dict[int, tuple[Tensor, Tensor]] = {}
+        for own in self._own:
+            for _, held in own.tensors():
+                if _can_copy(held) and id(held) not in self._values:
+                    self._values[id(held)] = held, held.detach().clone()
+
+    def put_back(self) -> None:
+        """Put everything back as it was."""
+        for own in self._own:
+            own.restore({})
+        for held, before in self._values.values():
+            if held.grad_fn is not None:  # it was written to with what has a graph
+                held.detach_()
+            if not have_same_bits(held, before):
+                with torch.no_grad():
+                    held.copy_(before)
+
+
 _IN_BETWEEN = (
     "a second run would compute another forward, and the gradient would be of that one; "
     "call backward() before the change, or leave this module out of recompute="

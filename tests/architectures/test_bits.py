@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ from torch.optim import optimizer as optimizer_hooks
 
 pytest.importorskip("transformers")
 import kedge
+from kedge.repro.step import step_again
+from kedge.repro.step.copied_process import CopiedProcess
+from kedge.watch.records.loss_jumps import LossJumps
 from tests.architectures.training import EVERYTHING, plain, train, unlike
 from tests.architectures.zoo import BY_NAME, SAMPLE, Architecture, architectures
 from tests.marks import sampled
@@ -67,6 +72,36 @@ def test_observing_a_training_changes_no_bit(architecture: Architecture, observe
     """Outputs, loss, gradients, generators and weights of two steps are those of a model nobody watches."""
     bare = plain(architecture)
     watched = observed(architecture, architecture.build(), OBSERVERS[observer]())
+    assert unlike(bare, watched) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="copies are made on Linux")
+@architectures
+def test_a_step_that_runs_again_in_a_copy_changes_no_bit(
+    architecture: Architecture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is forked in the middle of both backward passes, as if each loss had jumped."""
+    monkeypatch.setattr(LossJumps, "add", lambda self, loss: True)
+    copies: list[int] = []
+    ended: list[bytes | None] = []
+
+    class Counted(CopiedProcess):
+        def __init__(self, work: Callable[[], bytes]) -> None:
+            super().__init__(work)
+            copies.append(self._pid)
+
+        def result(self, seconds: float = 0.0) -> bytes | None:
+            found = super().result(seconds)
+            ended.append(found)
+            return found
+
+    monkeypatch.setattr(step_again, "CopiedProcess", Counted)
+    bare = plain(architecture)
+    with kedge.watch(tmp_path / "run.kedge"):
+        watched = train(architecture, architecture.build())
+
+    assert len(copies) == 2
+    assert ended[-1] is not None
     assert unlike(bare, watched) == []
 
 

@@ -170,7 +170,28 @@ for step in range(20):
     optimizer.step()
 """
 
+IN_A_BACKWARD_OF_ITS_OWN = """
+class Root(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sqrt()
+
+    @staticmethod  # here
+    def backward(ctx, arrived):
+        (x,) = ctx.saved_tensors
+        return arrived / (2 * x.sqrt())
+
+for x, y in batches(12):
+    p = net(x)
+    loss = F.mse_loss(p, y) + Root.apply(x * p).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
 PROGRAMS = {
+    "in a backward of its own": IN_A_BACKWARD_OF_ITS_OWN,
     "with dropout": WITH_DROPOUT,
     "in line": IN_LINE,
     "in a function": IN_A_FUNCTION,

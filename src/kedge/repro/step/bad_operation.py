@@ -22,6 +22,7 @@ from kedge.repro.step.first_operations import (
     CalledAt,
     FirstOperations,
     Origin,
+    backward_of,
     first_bad_node,
     is_bad,
 )
@@ -129,7 +130,7 @@ def _of_gradients(seen: FirstOperations, again: RanAgain) -> _Found | None:
     hidden = seen.hidden_behind(found.node)
     if hidden is not None:
         return _Found.of(hidden, "hidden", "; the loss hides this, but its gradient does not")
-    at = seen.nodes.get(found.node)
+    at = seen.nodes.get(found.node) or backward_of(found.node)
     if at is None:
         return None
     bad = BadElements.of(found.gradient)

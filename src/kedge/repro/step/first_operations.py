@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from kedge.frames import frames_around, is_between
 from kedge.hooks.operations.names import clean, name_of, overwrites
 from kedge.sites import leaves
-from kedge.torch_internals.autograd_nodes import behind, is_leaf
+from kedge.torch_internals.autograd_nodes import behind, function_of, is_leaf
 from kedge.torch_internals.modes import seeing_operations
 
 PLACING = frozenset(
@@ -387,6 +387,15 @@ def _check_of(node: Node) -> Any:
             raise FirstBadNode(node, bad[0])
 
     return check
+
+
+def backward_of(node: Node) -> CalledAt | None:
+    """Return the backward that the program has written for a `torch.autograd.Function`; None for any other node."""
+    function = function_of(node)
+    backward = getattr(getattr(function, "backward", None), "__code__", None)
+    if function is None or backward is None:
+        return None
+    return CalledAt(function.__name__, backward, backward.co_firstlineno, None)
 
 
 def called_at(name: str) -> CalledAt:

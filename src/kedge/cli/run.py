@@ -60,6 +60,11 @@ class RunCommand:
             help="keep the tensors of the first call that makes a NaN or infinity (slower)",
         )
         parser.add_argument(
+            "--no-rerun",
+            action="store_true",
+            help="run no step again in a copy of the process when its loss is NaN or jumps",
+        )
+        parser.add_argument(
             "--saved",
             action="store_true",
             help=(
@@ -115,7 +120,15 @@ class RunCommand:
 
             return verify(program, args)
         account = _step_account if args.saved else None
-        order = WatchOptions(args.sites or "**", args.every, args.budget, args.dump, account, on)
+        order = WatchOptions(
+            args.sites or "**",
+            args.every,
+            args.budget,
+            args.dump,
+            account,
+            on,
+            rerun=not args.no_rerun,
+        )
         return _run(program, order, Output(name, args.force, args.quiet, args.strict))
 
 

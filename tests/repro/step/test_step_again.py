@@ -205,12 +205,12 @@ PROGRAMS = {
 }
 
 
-def watched(tmp_path, text):
+def watched(tmp_path, text, **options):
     """Train a program under a watch; return its first finding about NaN, and the number of its line."""
     file = tmp_path / "train.py"
     file.write_text(textwrap.dedent(text), encoding="utf-8")
     code = compile(file.read_text(encoding="utf-8"), str(file), "exec")
-    with kedge.watch(tmp_path / "run.kedge", force=True):
+    with kedge.watch(tmp_path / "run.kedge", force=True, **options):
         exec(code, {"__name__": "train", "__file__": str(file)})
     found = [f for f in check(Recording.open(tmp_path / "run.kedge")) if f.code == "NAN-BORN"]
     lines = file.read_text(encoding="utf-8").splitlines()
@@ -233,6 +233,14 @@ def test_the_rows_of_the_batch_are_named(tmp_path):
     finding, _ = watched(tmp_path, HEAD + IN_LINE)
 
     assert "4 of its 32 results are infinite, in row 3 of 8" in " ".join(finding.message.split())
+
+
+def test_nothing_runs_again_if_that_is_not_wanted(tmp_path):
+    """Then the finding is that of the graph of the loss."""
+    finding, line = watched(tmp_path, HEAD + IN_LINE, rerun=False)
+
+    assert "ran again" not in finding.message
+    assert f"train.py:{line}" in finding.message
 
 
 CHANGED_TWICE = """

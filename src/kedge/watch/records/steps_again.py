@@ -38,6 +38,10 @@ class StepsAgain:
         self._last = -1
         self._random_state: Tensor | None = None
 
+    def refuse(self) -> None:
+        """Run no step again."""
+        self._left = dict.fromkeys(self._left, 0)
+
     def begin_after_step(self) -> None:
         """Keep the state of PyTorch's random numbers: here the next step begins; it takes a microsecond."""
         self._random_state = cpu_generator_state()

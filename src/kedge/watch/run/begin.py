@@ -42,6 +42,8 @@ def make_watch(
     record = watch.record
     if options.dump and place is not None:
         record.dump = FirstBadCall(place, log, watch.step, rerun=operations_of)
+    if not options.rerun:
+        record.steps_again.refuse()
     if options.saved is not None:
         first_step = record.first_step
         first_step.step_account = options.saved(first_step.shield)

@@ -308,6 +308,7 @@ def watch(
     dump: bool = False,
     strict: bool = False,
     on: Mapping[str, str | Sequence[str]] | None = None,
+    rerun: bool = True,
 ) -> WatchBlock:
     """Record every model that runs in this process, and report what goes wrong.
 
@@ -328,6 +329,8 @@ def watch(
         on: What to do at a finding while the program runs: ``"stop"``, ``"raise"``, ``"skip"`` or
             ``"snapshot"``, by the code of a rule or a severity (``"error"``, ``"warning"``); several
             with commas between.
+        rerun: Whether a step whose loss is not finite, or jumps, runs again in a copy of the
+            process; only on a CPU under Linux.
 
     Returns:
         The block.
@@ -350,5 +353,5 @@ def watch(
     if not isinstance(sites, str):
         sites = str(Selector(sites))
     orders = with_those_of_project(orders_of(on or {}, "watch(on=...): "))
-    options = WatchOptions(sites, every, budget, dump, on=orders)
+    options = WatchOptions(sites, every, budget, dump, on=orders, rerun=rerun)
     return WatchBlock(path, options, force=force, strict=strict)

@@ -33,6 +33,7 @@ class WatchOptions:
             list of everything that autograd saves in the first step
             (`kedge.watch.records.first_step.SavedTensorList`). None: no list.
         on: What is done at findings while the program runs; see `kedge.watch.acting.orders`.
+        rerun: Whether bad steps run again in a copy of the process.
     """
 
     sites: str = "**"
@@ -41,6 +42,7 @@ class WatchOptions:
     dump: bool = False
     saved: Callable[[Any], Any] | None = None
     on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rerun: bool = True
 
 
 def manifest_of(command: Sequence[str], script: str, options: WatchOptions) -> dict[str, Any]:

@@ -83,14 +83,16 @@ class BadElements:
         nan: How many are NaN.
         infinite: How many are infinite.
         every: The number of all elements.
-        rows: Their places along the first dimension, a few at most.
-        bad_rows: How many rows have such elements.
-        length: The number of rows.
+        dim: The first dimension along which some places have such elements and others have none.
+        rows: Those places, a few at most.
+        bad_rows: The number of those places.
+        length: The length of that dimension; 0 without one.
     """
 
     nan: int
     infinite: int
     every: int
+    dim: int
     rows: tuple[int, ...]
     bad_rows: int
     length: int
@@ -101,16 +103,19 @@ class BadElements:
         own = tensor.detach()
         if nan_alone:
             own = own.nan_to_num(torch.nan, 0.0, 0.0)
+        is_bad_at = ~torch.isfinite(own)
+        dim = length = 0
         places: list[int] = []
-        length = 0
-        if own.dim() and own.numel():
-            length = len(own)
-            is_bad_row = (~torch.isfinite(own)).reshape(length, -1).any(1)
-            places = is_bad_row.nonzero().flatten().tolist()
+        for each in range(own.dim()):
+            found = is_bad_at.nonzero()[:, each].unique().tolist()
+            if 0 < len(found) < own.shape[each]:
+                dim, length, places = each, own.shape[each], found
+                break
         return cls(
             nan=int(torch.isnan(own).sum()),
             infinite=int(torch.isinf(own).sum()),
             every=own.numel(),
+            dim=dim,
             rows=tuple(places[:_MOST_ROWS]),
             bad_rows=len(places),
             length=length,
@@ -140,15 +145,18 @@ class BadElements:
         return f"{bad} of {whose} {self.every} {what}s"
 
     def in_rows(self) -> str:
-        """Return the rows that hold them, as words; empty if all do."""
-        if not 0 < self.bad_rows < self.length:
+        """Return the rows that hold them, or the places along another dimension, as words; empty if all do."""
+        if not self.length:
             return ""
+        along = ""
+        if self.dim:
+            along = f" along dimension {self.dim}"
         if self.bad_rows == 1:
-            return f", in row {self.rows[0]} of {self.length}"
+            return f", in row {self.rows[0]} of {self.length}{along}"
         if self.bad_rows > len(self.rows):
-            return f", in {self.bad_rows} of {self.length} rows"
+            return f", in {self.bad_rows} of {self.length} rows{along}"
         *others, last = map(str, self.rows)
-        return f", in rows {', '.join(others)} and {last} of {self.length}"
+        return f", in rows {', '.join(others)} and {last} of {self.length}{along}"
 
 
 @dataclass(frozen=True)

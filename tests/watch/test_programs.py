@@ -115,7 +115,11 @@ def test_a_watched_training_has_the_bits_of_an_unwatched_one(name: str, every: i
 
 
 def test_two_threads_that_train_are_both_watched() -> None:
-    """Each thread's model is a root of its own, and nothing of either is lost."""
+    """Each thread's model is a root of its own, and nothing of either is lost.
+
+    Both have computed their gradients before either steps: what comes after the last step of the optimizer that counts
+    them, as when one thread is done before the other, belongs to no step.
+    """
     models = [nn.Sequential(nn.Linear(3, 3), nn.ReLU()) for _ in range(2)]
     meet = threading.Barrier(2)
 
@@ -125,6 +129,7 @@ def test_two_threads_that_train_are_both_watched() -> None:
         for _ in range(10):
             optimizer.zero_grad()
             model(torch.randn(4, 3)).square().sum().backward()
+            meet.wait(10)
             optimizer.step()
 
     log = watch(lambda: in_threads(*(lambda m=m: work(m) for m in models)), every=1)

@@ -30,10 +30,13 @@ from kedge.repro.step.first_operations import (
 from kedge.repro.step.program_lines import StatementsAgain, statements_before
 from kedge.sites import leaves
 from kedge.store.events import ProducerEvent
+from kedge.torch_internals.accelerators import generator_states
+from kedge.torch_internals.random_state import RandomState
 from kedge.torch_internals.source_lines import line_of
 
 _MOST_TRIES = 16
 """Most beginnings that are tried."""
+_DRAWN_ANEW = "; random numbers were drawn anew, so the elements may be others than in the program"
 
 Paths = Callable[[], Mapping[nn.Module, str]]
 
@@ -126,6 +129,7 @@ def _try(
     again: Sequence[Tensor] = ()
     gradients = None
     names: dict[str, Any] = dict(statements.names)
+    random_numbers = _random_numbers()
     try:
         with seen:
             exec(statements.code, names)  # noqa: S102 - the program's own statements
@@ -147,9 +151,17 @@ def _try(
         found = _of_gradients(seen, again, gradients)
     if found is None:
         return b""
+    if random_numbers != _random_numbers():
+        found = replace(found, detail=found.detail + _DRAWN_ANEW)
     nodes = (node.name() for node, at in seen.nodes.items() if at is found.at)
     event = _event(found, next(nodes, None), statements, paths)
     return json.dumps(as_json(event)).encode()
+
+
+def _random_numbers() -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Return the states of the generators that a program draws from by default."""
+    states = {name: state.numpy().tobytes() for name, state in generator_states().items()}
+    return states, RandomState().entries()
 
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import monotonic
 
 from torch import nn
 
@@ -14,8 +15,12 @@ from kedge.watch.models.models import Models
 
 _MOST = 2
 """Most steps of a run that are examined: a program may go on with such losses for long."""
-_PATIENCE = 20.0
-"""Seconds that the end of a run waits for an examination."""
+_PATIENCE = 5.0
+"""Seconds that the end of a run waits for examinations in any case; half of what the end may take."""
+_PAUSE = 0.1
+"""Seconds for which the end waits for one of them at a time."""
+_SHARE_OF_RUN = 0.5
+"""The part of the time of a run that its end waits for them, if that is more."""
 
 
 class StepsAgain:
@@ -30,6 +35,7 @@ class StepsAgain:
         self._begun: list[StepAgain] = []
         self._left = _MOST
         self._last = -1
+        self._since = monotonic()
 
     def begin(self, at: BackwardStart, step: int, site: str) -> None:
         """Begin to examine the current step, if it can be.
@@ -66,7 +72,11 @@ class StepsAgain:
 
     def end(self) -> list[ProducerEvent]:
         """Wait for the examinations; returns what they found."""
-        found = self.arrived(_PATIENCE)
+        found = []
+        now = monotonic()
+        until = now + max(_PATIENCE, _SHARE_OF_RUN * (now - self._since))
+        while self._begun and monotonic() < until:
+            found += self.arrived(min(_PAUSE, until - monotonic()))
         for each in self._begun:
             each.close()
         self._begun.clear()

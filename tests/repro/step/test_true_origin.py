@@ -26,6 +26,16 @@ def objective(x, y):
     return (scores.softmax(1) * y).sum()
 """
 
+BESIDE_A_MASK = """
+mask = torch.ones(8, 4)
+mask[:, 3] = 0
+
+def objective(x, y):
+    scores = net(x) * 0 + mask.log()
+    scores = scores / x  # here
+    return (scores.softmax(1) * y).sum()
+"""
+
 OVERWRITTEN = """
 def objective(x, y):
     w = x.log()
@@ -69,12 +79,20 @@ for x, y in batches(12):
     "text",
     [
         ON_PURPOSE + LOOP,
+        BESIDE_A_MASK + LOOP,
         OVERWRITTEN + LOOP,
         SCALED_IN_PLACE + LOOP,
         INTO_OLD_MEMORY + LOOP,
         MAY_LEAVE,
     ],
-    ids=["on purpose", "overwritten", "scaled in place", "into old memory", "may leave"],
+    ids=[
+        "on purpose",
+        "beside a mask",
+        "overwritten",
+        "scaled in place",
+        "into old memory",
+        "may leave",
+    ],
 )
 def test_the_true_origin_is_named(tmp_path, text):
     """Not an infinity by design, one that was removed, or one that only the second run has."""
@@ -99,6 +117,51 @@ def test_what_numpy_made_is_not_blamed_on_what_takes_it(tmp_path):
     finding, _ = watched(tmp_path, HEAD + BY_NUMPY + LOOP)
 
     assert "ran again" not in " ".join(finding.message.split())
+
+
+SPARSE = """
+def objective(x, y):
+    weight = (1 / x.T @ torch.ones(8, 8)).to_sparse()
+    return torch.sparse.mm(weight, net(x).mean(1, keepdim=True)).mean()  # here
+"""
+
+
+def test_what_takes_numbers_that_cannot_be_read_is_not_blamed(tmp_path):
+    """The numbers of a sparse tensor are not looked at; so nobody knows that they were finite."""
+    finding, _ = watched(tmp_path, HEAD + SPARSE + LOOP)
+
+    assert "made of finite numbers" not in " ".join(finding.message.split())
+
+
+HUGGING_FACE = """
+from transformers import Trainer, TrainingArguments
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, labels):
+        logits = self.fc(x)
+        loss = F.mse_loss(logits, labels) + (logits / x).mean()  # here
+        return {"loss": loss, "logits": logits}
+
+samples = [{"x": row, "labels": goal} for x, y in batches(3) for row, goal in zip(x, y)]
+arguments = TrainingArguments(
+    "out", max_steps=20, use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no"
+)
+Trainer(Model(), arguments, train_dataset=samples).train()
+"""
+
+
+def test_the_lines_of_a_trainer_run_again(tmp_path, monkeypatch):
+    """The frames of a library have the variables of the step, those of the program do not."""
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    finding, line = watched(tmp_path, HEAD + HUGGING_FACE)
+    _, _, again = " ".join(finding.message.split()).partition("ran again")
+
+    assert f"train.py:{line}" in again, finding.message
 
 
 DRAWN = """

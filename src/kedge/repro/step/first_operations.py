@@ -6,8 +6,9 @@ and what it returns. One that takes finite numbers and returns others made them:
 its result. One that takes such numbers passes them on, and its result has their origin. An infinity
 that the program puts in place itself, as a mask does, has been made by nobody; if an operation makes
 a NaN of it, that one is the origin. A NaN comes from what was NaN before it, and from an infinity
-only if nothing was. What NumPy computed, and what memory held before it was written to, enters
-without an operation.
+only if nothing was; in arithmetic by elements, only where the infinity was. What NumPy computed,
+and what memory held before it was written to, enters without an operation. Of what takes numbers
+that cannot be read, such as those of a sparse tensor, nothing is said.
 
 A tensor that was there before and is changed in place once more, such as a batch that a forward
 scales, has other values than in the program. Nothing is said of what is made of those.
@@ -23,7 +24,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Self
 
@@ -70,6 +71,10 @@ ENTERING = frozenset(
     }
 )
 """Operations that return what no operation made: numbers from outside, or memory as it was."""
+BY_ELEMENTS = frozenset(
+    {"acos", "add", "asin", "div", "log", "mul", "pow", "sqrt", "sub", "truediv"}
+)
+"""Operations whose results are made of the elements at the same places alone."""
 _MOST_ROWS = 8
 """Most rows that are named."""
 
@@ -185,6 +190,7 @@ class _Call:
         has_infinity: Whether a number is infinite.
         span: The smallest and the largest number of its tensors; None if there is none.
         is_empty: Whether a tensor has no elements.
+        is_unread: Whether the numbers of a tensor cannot be read, as those of a sparse one.
         before: The nodes of its tensors.
     """
 
@@ -194,6 +200,7 @@ class _Call:
     has_infinity: bool
     span: tuple[float, float] | None
     is_empty: bool
+    is_unread: bool
     before: frozenset[Node | None]
 
     @classmethod
@@ -213,6 +220,7 @@ class _Call:
             has_infinity=any(map(math.isinf, numbers)),
             span=span,
             is_empty=any(tensor.numel() == 0 for tensor in tensors),
+            is_unread=any(_is_number(each) and not _is_readable(each) for each in tensors),
             before=frozenset(tensor.grad_fn for tensor in tensors),
         )
 
@@ -345,7 +353,11 @@ class FirstOperations(TorchFunctionMode):
             if call.nan and has_nan(tensor):
                 carriers = call.nan
             origin = self._known_origin(carriers)
-            if is_spoiled and origin is None and is_as_before:
+            if is_as_before and _made_elsewhere(name, tensor, call):
+                elements = BadElements.of(tensor, nan_alone=True)
+                of_numbers = replace(call, bad=(), has_infinity=False)
+                origin = Origin(at, elements, of_numbers, inside.first_bad)
+            elif is_spoiled and origin is None and is_as_before:
                 origin = self._new_origin(at, tensor, call, inside.first_bad)
             if is_spoiled:
                 self._remember(tensor, origin, call)
@@ -386,7 +398,7 @@ class FirstOperations(TorchFunctionMode):
         self, at: CalledAt, made: Tensor, call: _Call, inner: str | None
     ) -> Origin | None:
         """Return the origin of a result that is not finite, while no argument has one."""
-        if at.name in ENTERING and not call.has_infinity:
+        if call.is_unread or (at.name in ENTERING and not call.has_infinity):
             return None
         is_of_infinities = has_nan(made) and bool(call.bad)
         elements = BadElements.of(made, nan_alone=is_of_infinities)
@@ -398,6 +410,18 @@ class FirstOperations(TorchFunctionMode):
                 return Origin(at, elements, call, inner)
             self._placed.add(id(made))
         return None  # it came from before what was seen
+
+
+def _made_elsewhere(name: str, made: Tensor, call: _Call) -> bool:
+    """Whether an operation by elements made a NaN where its arguments, some infinite, were finite."""
+    if name.removesuffix("_") not in BY_ELEMENTS or call.has_nan or not call.bad or call.is_unread:
+        return False
+    new = torch.isnan(made.detach())
+    for each in call.bad:
+        if each is made or each.dim() > new.dim():
+            return False
+        new = new & torch.isfinite(each.detach())
+    return new.shape == made.shape and bool(new.any())
 
 
 class FirstBadNode(Exception):
@@ -471,8 +495,11 @@ def has_nan(tensor: Tensor) -> bool:
 
 
 def _is_readable(tensor: Tensor) -> bool:
-    is_number = tensor.is_floating_point() or tensor.is_complex()
-    return is_number and tensor.layout is torch.strided and leaves.has_memory(tensor)
+    return _is_number(tensor) and tensor.layout is torch.strided and leaves.has_memory(tensor)
+
+
+def _is_number(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _span(given: Iterable[Tensor]) -> tuple[float, float] | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from time import monotonic
 
 from torch import nn
 
+from kedge.frames import frames_around
 from kedge.repro.step.step_again import StepAgain, can_examine
 from kedge.store.events import ProducerEvent
 from kedge.torch_internals.module_tables import modules_in
@@ -53,7 +55,12 @@ class StepsAgain:
             return
         self._left -= 1
         self._last = step
-        self._begun.append(StepAgain(at.frame, at.tensors, step, site, self._paths))
+        frame = at.frame
+        here = sys._getframe(1)
+        # Those below the user's: a trainer has the lines that computed the loss.
+        if any(each is frame for each in frames_around(here)):
+            frame = here
+        self._begun.append(StepAgain(frame, at.tensors, step, site, self._paths))
 
     def arrived(self, seconds: float = 0.0) -> list[ProducerEvent]:
         """Return what the examinations have found that are over by now.

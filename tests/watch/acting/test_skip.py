@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -207,3 +208,24 @@ def test_a_step_that_fails_without_gradients_does_not_spoil_the_next_one(tmp_pat
         training.step()
         assert not torch.equal(before, training.model[0].weight)
         assert torch.isfinite(training.model[0].weight).all()
+
+
+def test_every_optimizer_that_steps_after_a_bad_loss_is_skipped(tmp_path: Path) -> None:
+    """The loss is infinite, and its gradients are finite: neither of two optimizers is to train on it."""
+    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (one, other)]
+    kept = []
+    with kedge.watch(tmp_path / "run.kedge", on={"NAN-BORN": "skip"}):
+        for step in range(4):
+            kept = [each.weight.detach().clone() for each in (one, other)]
+            loss = other(one(torch.ones(3, 2))).mean() + (torch.inf if step == 3 else 0.0)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    assert [torch.equal(a.weight, b) for a, b in zip((one, other), kept, strict=True)] == [
+        True,
+        True,
+    ]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +26,16 @@ from kedge.repro.step.first_operations import (
     first_bad_node,
     is_bad,
 )
-from kedge.repro.step.program_lines import RanAgain, StatementsAgain, statements_before
+from kedge.repro.step.program_lines import RanAgain, StatementsAgain, graph_of, statements_before
 from kedge.sites import leaves
 from kedge.store.events import ProducerEvent
+from kedge.torch_internals.accelerators import cpu_generator_state
+from kedge.torch_internals.random_state import RandomState
 from kedge.torch_internals.source_lines import line_of
 
 _MOST_TRIES = 16
 """Most beginnings that are tried."""
+_DRAWN_ANEW = "; random numbers were drawn anew, so the elements may be others than in the program"
 
 Paths = Callable[[], Mapping[nn.Module, str]]
 
@@ -60,25 +63,48 @@ def _try(statements: StatementsAgain, losses: Sequence[Tensor], paths: Paths) ->
     buffers = (buffer for module in modules for buffer in module.buffers(recurse=False))
     masks = [each for each in buffers if is_bad(each) and not bool(torch.isnan(each).any())]
     seen = FirstOperations(masks)
+    random_numbers = _random_numbers()
     with seen:
         again = statements.run()
     if again is None or not _are_alike(again.losses, losses):
         return b""
-    for name in statements.bound:
-        if name in statements.names and not _are_alike(
-            [tensor for _, tensor in leaves.find(again.names.get(name))],
-            [tensor for _, tensor in leaves.find(statements.names[name])],
-        ):
-            return b""
+    if graph_of(again.losses) != graph_of(losses):
+        return b""  # they went another way
+    values = [(again.losses, losses)]
+    values += [
+        (_tensors_in(again.names.get(name)), _tensors_in(statements.names[name]))
+        for name in statements.bound & statements.names.keys()
+    ]
+    if not all(_are_alike(*each) for each in values):
+        return b""
 
     found = _of_losses(seen, again.losses)
     if found is None and _are_finite(again.losses):
         found = _of_gradients(seen, again)
     if found is None:
         return b""
+    if random_numbers != _random_numbers() and not _are_same(values):
+        found = replace(found, detail=found.detail + _DRAWN_ANEW)
     nodes = (node.name() for node, at in seen.nodes.items() if at is found.at)
     event = _event(found, next(nodes, None), statements, paths)
     return json.dumps(as_json(event)).encode()
+
+
+def _random_numbers() -> tuple[bytes, dict[str, Any]]:
+    """Return the states of the generators that a program draws from by default."""
+    return cpu_generator_state().numpy().tobytes(), RandomState().entries()
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    return [tensor for _, tensor in leaves.find(value)]
+
+
+def _are_same(values: Iterable[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> bool:
+    """Whether tensors of the same shapes have the same elements, and there are finite ones that show it."""
+    pairs = [pair for some, others in values for pair in zip(some, others, strict=True)]
+    if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs):
+        return False
+    return any(bool(torch.isfinite(one).any()) for one, _ in pairs)
 
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:

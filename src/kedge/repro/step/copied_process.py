@@ -16,8 +16,11 @@ had been done. For that to be so,
   changes in place would change in the program, too;
 * whatever would reach outside is refused: opening a file to write, removing or renaming one,
   starting a program, a connection;
+* what opens files without Python is refused by the kernel, where that has Landlock;
 * it computes on one thread, as the pools of threads do not exist in it; a lock that another thread
-  held at the fork is never released there, so an alarm ends the copy after some time.
+  held at the fork is never released there, so an alarm ends the copy after some time, and with it
+  what it has begun;
+* if memory runs out, the kernel ends the copy, and not the program.
 
 Only the examination is lost if the copy ends early. A process with a device's context has no such
 copy, nor has one of several ranks, whose code would wait for the others.
@@ -29,6 +32,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import resource
 import select
 import signal
 import stat
@@ -41,6 +45,8 @@ from typing import Any
 
 import torch
 
+from kedge.repro.step.writing_forbidden import forbid_writing
+
 MOST_SECONDS = 60
 """Seconds after which a copy is ended."""
 _DESCRIPTORS = Path("/proc/self/fd")
@@ -49,6 +55,9 @@ _MEMORY = Path("/proc/meminfo")
 _OWN_MEMORY = Path("/proc/self/statm")
 _AT_THIS_ADDRESS = 0x10
 """``MAP_FIXED`` of Linux."""
+_END_WITH_PARENT = 1
+"""``PR_SET_PDEATHSIG`` of Linux."""
+_FIRST_TO_END = Path("/proc/self/oom_score_adj")
 _SHARED = ("/dev/shm/", "/dev/zero")  # noqa: S108
 """Beginnings of the names under ``/dev/`` that shared memory has."""
 _MOST_SHARED = 1 << 31
@@ -102,9 +111,13 @@ class CopiedProcess:
 
     def __init__(self, work: Callable[[], bytes]) -> None:
         self._arrived = bytearray()
-        self._reader, writer = os.pipe()
-        os.set_blocking(self._reader, False)
+        self._reader = -1
         self._pid = os.getpid()
+        try:
+            self._reader, writer = os.pipe()
+        except OSError:  # the program has as many files open as it may have
+            return
+        os.set_blocking(self._reader, False)
         time.sleep(0)  # a thread that waits for the interpreter would wait in the copy for ever
         try:
             child = _fork()
@@ -130,20 +143,26 @@ class CopiedProcess:
         until = time.monotonic() + seconds
         while self._reader >= 0:
             left = max(0.0, until - time.monotonic())
-            readable, _, _ = select.select([self._reader], [], [], left)
-            if not readable:
+            reading = select.poll()  # `select.select` knows the first 1024 files alone
+            reading.register(self._reader, select.POLLIN)
+            if not reading.poll(left * 1000):
                 return None
             part = os.read(self._reader, 1 << 16)
             self._arrived += part
             if not part:
                 self.close()
-        return bytes(self._arrived)
+        return bytes(self._arrived.partition(b"\n")[2])
 
     def close(self) -> None:
         """Wait for it no longer."""
         if self._reader >= 0:
             os.close(self._reader)
             self._reader = -1
+        number = self._arrived.partition(b"\n")[0]
+        if number:
+            # Where this process is the first one of a container, what it lost becomes its child.
+            with suppress(ChildProcessError):
+                os.waitpid(int(number), os.WNOHANG)
 
 
 def can_copy() -> bool:
@@ -174,6 +193,7 @@ def each_in_a_copy(works: Iterator[Callable[[], bytes]], most: int) -> bytes:
     for _, work in zip(range(most), works, strict=False):
         reader, writer = os.pipe()
         if _fork() == 0:
+            ctypes.PyDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
             _end_with(work, writer)
         os.close(writer)
         with os.fdopen(reader, "rb") as file:
@@ -197,11 +217,17 @@ def _become_a_copy(work: Callable[[], bytes], writer: int) -> None:
         library = ctypes.PyDLL(None)
         for each in _SIGNALS:  # Python's own functions are for the main thread
             library.signal(ctypes.c_int(each), ctypes.c_void_p(0))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         if _fork() != 0:
             os._exit(0)
         library.alarm(MOST_SECONDS)
+        os.write(writer, b"%d\n" % os.getpid())
+        with suppress(OSError):  # `/proc` may be read alone
+            _FIRST_TO_END.write_text("1000", encoding="ascii")
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _leave_shared_memory(library)
         _leave_files(writer)
+        forbid_writing(library)
         sys.addaudithook(_refuse)
         # Only now, since libraries may have registered functions for a child.
         ctypes.pythonapi.PyOS_AfterFork_Child()

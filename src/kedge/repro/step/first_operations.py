@@ -5,7 +5,13 @@ Every function of PyTorch that the program calls is seen, in modules and outside
 and what it returns. One that takes finite numbers and returns others made them: it is the origin of
 its result. One that takes such numbers passes them on, and its result has their origin. An infinity
 that the program puts in place itself, as a mask does, has been made by nobody; if an operation makes
-a NaN of it, that one is the origin.
+a NaN of it, that one is the origin. A NaN comes from what was NaN before it, and from an infinity
+only if nothing was; in arithmetic by elements, only where the infinity was. What NumPy computed,
+and what memory held before it was written to, enters without an operation. Of what takes numbers
+that cannot be read, such as those of a sparse tensor, nothing is said.
+
+A tensor that was there before and is changed in place once more, such as a batch that a forward
+scales, has other values than in the program. Nothing is said of what is made of those.
 
 In the backward pass, the first node that gets finite gradients and passes on others made them. It
 belongs to the operation between whose arguments and result it stands. If that operation took or
@@ -18,7 +24,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Self
 
@@ -29,6 +35,7 @@ from torch.overrides import TorchFunctionMode
 
 from kedge.frames import frames_around, is_between
 from kedge.hooks.operations.names import clean, name_of, overwrites
+from kedge.repro.step.changed_again import ChangedAgain
 from kedge.sites import leaves
 from kedge.torch_internals.autograd_nodes import behind, function_of, is_leaf
 from kedge.torch_internals.modes import seeing_operations
@@ -47,6 +54,27 @@ PLACING = frozenset(
     }
 )
 """Operations that put a given number in place: an infinity among their results is none that they made."""
+ENTERING = frozenset(
+    {
+        "as_tensor",
+        "asarray",
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "from_numpy",
+        "frombuffer",
+        "new_empty",
+        "new_empty_strided",
+        "new_tensor",
+        "tensor",
+    }
+)
+"""Operations that return what no operation made: numbers from outside, or memory as it was."""
+BY_ELEMENTS = frozenset(
+    {"acos", "add", "asin", "div", "log", "mul", "pow", "sqrt", "sub", "truediv"}
+)
+"""Operations whose results are made of the elements at the same places alone."""
 _MOST_ROWS = 8
 """Most rows that are named."""
 
@@ -165,18 +193,22 @@ class _Call:
 
     Attributes:
         bad: The tensors that are not finite.
+        nan: Those of them that have a NaN.
         has_nan: Whether one of them, or a number, is NaN.
         has_infinity: Whether a number is infinite.
         span: The smallest and the largest number of its tensors; None if there is none.
         is_empty: Whether a tensor has no elements.
+        is_unread: Whether the numbers of a tensor cannot be read, as those of a sparse one.
         before: The nodes of its tensors.
     """
 
     bad: tuple[Tensor, ...]
+    nan: tuple[Tensor, ...]
     has_nan: bool
     has_infinity: bool
     span: tuple[float, float] | None
     is_empty: bool
+    is_unread: bool
     before: frozenset[Node | None]
 
     @classmethod
@@ -185,16 +217,18 @@ class _Call:
         tensors = [tensor for _, tensor in leaves.find(arguments)]
         numbers = list(_numbers_in(arguments))
         bad = tuple(tensor for tensor in tensors if is_bad(tensor))
-        has_nan = any(bool(torch.isnan(tensor.detach()).any()) for tensor in bad)
+        nan = tuple(tensor for tensor in bad if has_nan(tensor))
         span = None
         if not bad and name not in PLACING:
             span = _span(tensors)
         return cls(
             bad,
-            has_nan=has_nan or any(map(math.isnan, numbers)),
+            nan,
+            has_nan=bool(nan) or any(map(math.isnan, numbers)),
             has_infinity=any(map(math.isinf, numbers)),
             span=span,
             is_empty=any(tensor.numel() == 0 for tensor in tensors),
+            is_unread=any(_is_number(each) and not _is_readable(each) for each in tensors),
             before=frozenset(tensor.grad_fn for tensor in tensors),
         )
 
@@ -281,6 +315,7 @@ class FirstOperations(TorchFunctionMode):
         self._origins: dict[int, Origin | None] = {}
         self._of_memory: dict[int, Origin | None] = {}
         self._hidden: dict[Node, Origin] = {}
+        self._again = ChangedAgain()
         self._placed = {id(tensor) for tensor in placed}
         self._kept = list(placed)  # what is kept gives its identity to nothing else
 
@@ -296,8 +331,10 @@ class FirstOperations(TorchFunctionMode):
         name = name_of(func)
         if not name:
             return func(*args, **named)
-        call = _Call.of(name, (tuple(args), named))
+        taken = {key: value for key, value in named.items() if key != "out"}
+        call = _Call.of(name, (tuple(args), taken))
         changed = [tensor for _, tensor in overwrites(name, tuple(args), named)]
+        before = self._again.before(changed)
 
         inside = _Inside()
         if _is_of_several(func):
@@ -308,6 +345,8 @@ class FirstOperations(TorchFunctionMode):
 
         made = [tensor for _, tensor in leaves.find(result)]
         made += [tensor for tensor in changed if all(tensor is not each for each in made)]
+        given = [tensor for _, tensor in leaves.find((tuple(args), taken))]
+        is_as_before = self._again.follow(given, made, before)
         at: CalledAt | None = None
         for tensor in made:
             nodes = list(_between(tensor.grad_fn, call.before))
@@ -316,18 +355,34 @@ class FirstOperations(TorchFunctionMode):
                 continue
             at = at or called_at(name)
             for node in nodes:
-                self.nodes.setdefault(node, at)
-            origin = self._known_origin(call.bad)
-            if is_spoiled and origin is None:
+                if is_as_before:
+                    self.nodes.setdefault(node, at)
+            carriers = call.bad
+            if call.nan and has_nan(tensor):
+                carriers = call.nan
+            origin = self._known_origin(carriers)
+            if is_as_before and _made_elsewhere(name, tensor, call):
+                elements = BadElements.of(tensor, nan_alone=True)
+                of_numbers = replace(call, bad=(), has_infinity=False)
+                origin = Origin(at, elements, of_numbers, inside.first_bad)
+            elif is_spoiled and origin is None and is_as_before:
                 origin = self._new_origin(at, tensor, call, inside.first_bad)
             if is_spoiled:
-                self._origins[id(tensor)] = origin
-                self._of_memory.setdefault(leaves.storage_of(tensor), origin)
-                self._kept.append(tensor)
+                self._remember(tensor, origin, call)
             if origin is not None:
                 for node in nodes:
                     self._hidden.setdefault(node, origin)
         return result
+
+    def _remember(self, tensor: Tensor, origin: Origin | None, call: _Call) -> None:
+        """Note the origin of a result; views that the program has of its memory have the same."""
+        self._origins[id(tensor)] = origin
+        memory = leaves.storage_of(tensor)
+        was_finite = all(tensor is not each for each in call.bad)
+        is_whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+        if memory not in self._of_memory or (was_finite and is_whole):
+            self._of_memory[memory] = origin
+        self._kept.append(tensor)
 
     def origin_of(self, tensor: Tensor) -> Origin | None:
         """Return the origin of a value that is not finite; None if nothing that was seen made it."""
@@ -351,8 +406,9 @@ class FirstOperations(TorchFunctionMode):
         self, at: CalledAt, made: Tensor, call: _Call, inner: str | None
     ) -> Origin | None:
         """Return the origin of a result that is not finite, while no argument has one."""
-        has_nan = bool(torch.isnan(made.detach()).any())
-        is_of_infinities = has_nan and bool(call.bad)
+        if call.is_unread or (at.name in ENTERING and not call.has_infinity):
+            return None
+        is_of_infinities = has_nan(made) and bool(call.bad)
         elements = BadElements.of(made, nan_alone=is_of_infinities)
         places = call.has_infinity or (at.name in PLACING and not elements.nan)
         if all(id(tensor) in self._placed for tensor in call.bad) and not call.has_nan:
@@ -362,6 +418,18 @@ class FirstOperations(TorchFunctionMode):
                 return Origin(at, elements, call, inner)
             self._placed.add(id(made))
         return None  # it came from before what was seen
+
+
+def _made_elsewhere(name: str, made: Tensor, call: _Call) -> bool:
+    """Whether an operation by elements made a NaN where its arguments, some infinite, were finite."""
+    if name.removesuffix("_") not in BY_ELEMENTS or call.has_nan or not call.bad or call.is_unread:
+        return False
+    new = torch.isnan(made.detach())
+    for each in call.bad:
+        if each is made or each.dim() > new.dim():
+            return False
+        new = new & torch.isfinite(each.detach())
+    return new.shape == made.shape and bool(new.any())
 
 
 class FirstBadNode(Exception):
@@ -438,9 +506,17 @@ def is_bad(tensor: Tensor) -> bool:
     return not bool(torch.isfinite(tensor.detach()).all())
 
 
+def has_nan(tensor: Tensor) -> bool:
+    """Whether a tensor has elements that are NaN."""
+    return _is_readable(tensor) and bool(torch.isnan(tensor.detach()).any())
+
+
 def _is_readable(tensor: Tensor) -> bool:
-    is_number = tensor.is_floating_point() or tensor.is_complex()
-    return is_number and tensor.layout is torch.strided and leaves.has_memory(tensor)
+    return _is_number(tensor) and tensor.layout is torch.strided and leaves.has_memory(tensor)
+
+
+def _is_number(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _span(given: Iterable[Tensor]) -> tuple[float, float] | None:

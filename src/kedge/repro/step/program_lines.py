@@ -12,7 +12,9 @@ not suffice, the same is done in the function that called.
 Nobody knows how far up the value arose, so ever more of these statements are tried, each time in a
 fresh copy. A variable that is changed by more than one statement, as in ``x = x / 255``, would be
 changed twice: so what ran again counts only if every variable that it gave a value to has its
-non-finite elements where the program's had them.
+non-finite elements where the program's had them. A statement that could leave the block, by
+``continue`` or ``return``, did not: where it would do so now, what runs again is another run. So it is
+where other operations lie behind the loss, as after a branch that a counter or a random number decides.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import ast
 import inspect
 import linecache
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -32,6 +35,7 @@ from torch import Tensor
 
 from kedge.frames import OWN, frames_around, is_torch
 from kedge.sites import leaves
+from kedge.torch_internals.autograd_nodes import behind
 
 _CHANGING = ("append", "extend", "insert", "add", "update", "setdefault", "appendleft")
 """Methods that change a list, a set or a mapping."""
@@ -108,6 +112,11 @@ class StatementsAgain:
         return None
 
 
+def graph_of(losses: Sequence[Tensor]) -> Counter[str]:
+    """Return how many operations of each name are behind some losses: those of another way are others."""
+    return Counter(node.name() for node in behind(loss.grad_fn for loss in losses))
+
+
 def _leave_at_backward(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
     raise _BackwardAgain(tensors, grad_tensors)
 
@@ -175,9 +184,35 @@ def _statements_of(
             needed -= own
         needed |= _loaded(statement)
         bound |= own
-        taken.insert(0, statement)
+        taken.insert(0, _staying(statement))
         if calls or not calls_too:
             yield _compiled(frame, taken, bound)
+
+
+class _Staying(ast.NodeTransformer):
+    """Replaces what leaves the block by an error; loops and functions inside have their own."""
+
+    def __init__(self) -> None:
+        self._loops = 0
+
+    def visit(self, node: ast.AST) -> Any:
+        """Return what stands in the place of a node."""
+        if isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            return node
+        leaves_loop = isinstance(node, ast.Break | ast.Continue) and not self._loops
+        if leaves_loop or isinstance(node, ast.Return):
+            return ast.copy_location(ast.Assert(ast.Constant(value=False)), node)
+        is_loop = isinstance(node, _LOOPS)
+        self._loops += is_loop
+        self.generic_visit(node)
+        self._loops -= is_loop
+        return node
+
+
+def _staying(statement: ast.stmt) -> ast.stmt:
+    """Return a statement that runs by itself, wherever it stands in the program."""
+    staying: ast.stmt = _Staying().visit(statement)
+    return ast.fix_missing_locations(staying)
 
 
 def _arguments_of(frame: FrameType) -> set[str]:

@@ -199,7 +199,6 @@ class Acting:
         start = perf_counter()
         with own_work():
             bad = self._looking(has_bad_gradients, optimizer, losses.last)
-        losses.forget_last()
         self.seconds += perf_counter() - start
         return bool(bad)
 

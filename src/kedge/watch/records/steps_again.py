@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from time import monotonic
+from types import FrameType
 
 from torch import Tensor, nn
 
+from kedge.frames import frames_around
 from kedge.repro.step.bad_operation import find_operation
 from kedge.repro.step.rows import find_rows
 from kedge.repro.step.step_again import StepAgain, can_run_again
@@ -18,8 +22,12 @@ from kedge.watch.models.models import Models
 
 _MOST = 2
 """Most steps of a run that run again for one reason: a program may go on with such losses for long."""
-_PATIENCE = 20.0
-"""Seconds that one is waited for, at the end of the run or where its result decides."""
+_PATIENCE = 5.0
+"""Seconds that they are waited for in any case, at the end of a run or where their result decides."""
+_PAUSE = 0.1
+"""Seconds for which one of them is waited for at a time."""
+_SHARE_OF_RUN = 0.5
+"""The part of the time of a run that its end waits for them, if that is more."""
 
 Event = ProducerEvent | RowsEvent
 
@@ -37,6 +45,7 @@ class StepsAgain:
         self._left: dict[type[Event], int] = {ProducerEvent: _MOST, RowsEvent: _MOST}
         self._last = -1
         self._random_state: Tensor | None = None
+        self._since = monotonic()
 
     def refuse(self) -> None:
         """Run no step again."""
@@ -54,14 +63,16 @@ class StepsAgain:
             step: The step.
             site: The path of the loss.
         """
-        if at.frame is not None:
-            find = partial(find_operation, at.frame, at.tensors, self._paths)
+        frame = _frame_below(at.frame)
+        if frame is not None:
+            find = partial(find_operation, frame, at.tensors, self._paths)
             self._begin(find, ProducerEvent, at, step, site)
 
     def find_rows(self, at: BackwardStart, step: int, site: str) -> None:
         """Begin to look for the rows of the batch that made the current loss jump; arguments as above."""
-        if at.frame is not None:
-            self._begin(partial(find_rows, at.frame, at.tensors), RowsEvent, at, step, site)
+        frame = _frame_below(at.frame)
+        if frame is not None:
+            self._begin(partial(find_rows, frame, at.tensors), RowsEvent, at, step, site)
 
     def _begin(
         self,
@@ -80,10 +91,17 @@ class StepsAgain:
         self._begun.append(StepAgain(find, kind, step, site, self._random_state))
 
     def arrived(self, *, wait: bool = False) -> list[Event]:
-        """Return what has been found by now, or when all of it is over."""
-        seconds = 0.0
+        """Return what has been found by now; or wait for all of it, as long as it may take."""
+        now = until = monotonic()
         if wait:
-            seconds = _PATIENCE
+            until = now + max(_PATIENCE, _SHARE_OF_RUN * (now - self._since))
+        found = self._collected(0.0)
+        while self._begun and monotonic() < until:
+            found += self._collected(_PAUSE)
+        return found
+
+    def _collected(self, seconds: float) -> list[Event]:
+        """Return what has been found, waiting some time for each; forget those that are over."""
         found = []
         for each in list(self._begun):
             event = each.found(seconds)
@@ -110,3 +128,15 @@ class StepsAgain:
                 for path, inner in modules_in(module).items():
                     found.setdefault(inner, root.label(path))
         return found
+
+
+def _frame_below(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame, if the program's is around it, else that one.
+
+    Between the two lies a trainer, which has the lines that computed the loss. On a thread of its
+    own, a backward pass has no such frames around it.
+    """
+    here = sys._getframe(2)
+    if any(each is frame for each in frames_around(here)):
+        return here
+    return frame

@@ -59,6 +59,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def is_or_are(count: int) -> str:
+    """Return the verb for so many."""
+    return "is" if count == 1 else "are"
+
+
 def listed(names: Sequence[str], most: int = 6) -> str:
     """Return some names with commas between, and the number of the rest."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

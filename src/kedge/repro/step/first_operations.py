@@ -36,6 +36,7 @@ from torch.overrides import TorchFunctionMode
 from kedge.frames import frames_around, is_between
 from kedge.hooks.operations.names import clean, name_of, overwrites
 from kedge.repro.step.changed_again import ChangedAgain
+from kedge.short_text import is_or_are, spans
 from kedge.sites import leaves
 from kedge.torch_internals.autograd_nodes import behind, function_of, is_leaf
 from kedge.torch_internals.modes import seeing_operations
@@ -75,15 +76,6 @@ BY_ELEMENTS = frozenset(
     {"acos", "add", "asin", "div", "log", "mul", "pow", "sqrt", "sub", "truediv"}
 )
 """Operations whose results are made of the elements at the same places alone."""
-_MOST_ROWS = 8
-"""Most rows that are named."""
-
-
-def is_or_are(count: int) -> str:
-    """Return the verb for so many."""
-    if count == 1:
-        return "is"
-    return "are"
 
 
 @dataclass(frozen=True)
@@ -112,8 +104,7 @@ class BadElements:
         infinite: How many are infinite.
         every: The number of all elements.
         dim: The first dimension along which some places have such elements and others have none.
-        rows: Those places, a few at most.
-        bad_rows: The number of those places.
+        rows: Those places.
         length: The length of that dimension; 0 without one.
     """
 
@@ -122,7 +113,6 @@ class BadElements:
     every: int
     dim: int
     rows: tuple[int, ...]
-    bad_rows: int
     length: int
 
     @classmethod
@@ -144,8 +134,7 @@ class BadElements:
             infinite=int(torch.isinf(own).sum()),
             every=own.numel(),
             dim=dim,
-            rows=tuple(places[:_MOST_ROWS]),
-            bad_rows=len(places),
+            rows=tuple(places),
             length=length,
         )
 
@@ -179,12 +168,10 @@ class BadElements:
         along = ""
         if self.dim:
             along = f" along dimension {self.dim}"
-        if self.bad_rows == 1:
-            return f", in row {self.rows[0]} of {self.length}{along}"
-        if self.bad_rows > len(self.rows):
-            return f", in {self.bad_rows} of {self.length} rows{along}"
-        *others, last = map(str, self.rows)
-        return f", in rows {', '.join(others)} and {last} of {self.length}{along}"
+        rows = "row"
+        if len(self.rows) > 1:
+            rows = "rows"
+        return f", in {rows} {spans(self.rows)} of {self.length}{along}"
 
 
 @dataclass(frozen=True)

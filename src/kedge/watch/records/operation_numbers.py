@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from kedge.short_text import counted
+from kedge.short_text import counted, is_or_are
 from kedge.sites.operation_names import plain_name
 from kedge.torch_internals.autograd_nodes import number_in, shape_of_output
 
@@ -194,11 +194,6 @@ def shown_by_infinities(node: Node, result: Tensor | None) -> str | None:
         return None
     are = is_or_are(count)
     return f"{count} of its results {are} {infinite}, which it makes of {made_of} alone"
-
-
-def is_or_are(count: int) -> str:
-    """Return the verb for so many results."""
-    return "is" if count == 1 else "are"
 
 
 def only_overflows(node: Node, inputs: Mapping[str, Tensor]) -> bool:

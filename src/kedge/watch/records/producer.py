@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from kedge.frames import SourceLine, is_between
+from kedge.short_text import is_or_are
 from kedge.sites.leaves import has_memory, own_part
 from kedge.sites.operation_names import plain_name
 from kedge.store.events import PossibleProducer, ProducerEvent
@@ -57,7 +58,6 @@ from kedge.watch.records.operation_numbers import (
     danger_in,
     is_finite,
     is_gentle,
-    is_or_are,
     largest_magnitude,
     only_overflows,
     operand,

@@ -91,6 +91,7 @@ def test_without_a_backward_the_loss_is_what_a_model_returns(watch, tmp_path):
     assert "kedge/loss/MSELoss" in read(tmp_path / "logs")[0]
 
 
+@pytest.mark.usefixtures("without_copies")  # the end of a run does not wait long for one
 def test_a_recording_gives_the_same_afterwards(watch, tmp_path):
     """What is exported from the recording is what was written while the run went, number for number."""
     with watch(every=5).send_to(TensorBoard(tmp_path / "live")) as run:

@@ -8,14 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from kedge.examination.result import Result
 from kedge.examination.step import ExaminedStep
 from kedge.short_text import counted, listed
 
 TRIAL = "modes"
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_DROPOUTS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 
 
 def modes(step: ExaminedStep) -> Iterator[Result]:
@@ -40,12 +47,12 @@ def modes(step: ExaminedStep) -> Iterator[Result]:
 def _of_nothing(step: ExaminedStep, did: str) -> Iterator[Result]:
     """Yield layers that are in training, and can do nothing useful there."""
     training = [(name, module) for name, module in step.model.named_modules() if module.training]
-    dropped = [name for name, each in training if isinstance(each, _DropoutNd) and each.p >= 1]
+    dropped = [name for name, each in training if isinstance(each, _DROPOUTS) and each.p >= 1]
     if dropped:
         came = f"everything is dropped in {listed(dropped, 4)}: p is 1"
         means = "Nothing of what it is given gets through, nor a gradient. p is the share to drop."
         yield Result(TRIAL, "wrong", did, came, means)
-    norms = [name for name, each in training if isinstance(each, _BatchNorm)]
+    norms = [name for name, each in training if isinstance(each, _BATCH_NORMS)]
     if norms and step.samples is not None and step.samples.count == 1:
         came = f"{counted(len(norms), 'batch norm')} normalized by a batch of one sample: "
         came += listed(norms, 4)

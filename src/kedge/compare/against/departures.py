@@ -1,0 +1,121 @@
+"""The relations of a good run that do not hold in another run, as findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from kedge.compare.against import layers, optimizers, parameters, passes, ranges, ranks
+from kedge.compare.against.run_pair import Departure, RunPair
+from kedge.errors import CannotCompare
+from kedge.rules.rule import SEVERITIES, Finding
+from kedge.short_text import counted
+from kedge.store.recording import Recording
+
+CODE = "DEPARTS"
+"""The code of the findings; the kind of their evidence names the relation."""
+
+Relation = Callable[[RunPair], Iterator[Departure]]
+
+#: The relations, those that can be the cause of others first.
+RELATIONS: tuple[Relation, ...] = (
+    layers.modules,
+    layers.dtypes,
+    layers.operations,
+    layers.losses,
+    layers.dropouts,
+    layers.firing,
+    passes.modes,
+    passes.evaluations,
+    passes.kept_gradients,
+    passes.calls,
+    optimizers.kinds,
+    optimizers.held,
+    optimizers.rates,
+    optimizers.courses,
+    parameters.still,
+    parameters.moving,
+    ranks.equal_parameters,
+    ranges.inputs,
+    ranges.sizes,
+)
+
+LEAST_ALIKE = 0.5
+"""The least share of the good run's modules that a run of the same program has, too."""
+
+
+def departures(recording: Recording, good: Recording) -> tuple[Finding, ...]:
+    """Return what held in a good run and does not hold in another run of the same program.
+
+    The runs may have other seeds, lengths and batch sizes. A departure that is a fact of the
+    program is an error; one that is inferred from the range of values in the good run is a warning,
+    and none is inferred if there is a fact that may explain it.
+
+    Args:
+        recording: The run that is asked.
+        good: A healthy run of the same, or of a similar program.
+
+    Returns:
+        The departures, errors first, then in the order of steps. All have the code ``DEPARTS``.
+
+    Raises:
+        CannotCompare: They are of different programs, or one of them has no measured step.
+    """
+    pair = RunPair.of(good, recording)
+    _must_be_alike(pair)
+    found = [each for relation in RELATIONS for each in relation(pair)]
+    facts = [each for each in found if not each.inferred]
+    return _ordered(_finding(each) for each in facts or found)
+
+
+def _finding(departure: Departure) -> Finding:
+    confidence = 1.0
+    severity = SEVERITIES[0]
+    message = departure.message
+    if departure.inferred:
+        confidence = 0.7
+        severity = SEVERITIES[1]
+        message += " This is inferred from the range of values in the good run."
+    return Finding(
+        code=CODE,
+        severity=severity,
+        site=departure.site,
+        step=departure.step,
+        message=message,
+        evidence=departure.evidence,
+        confidence=confidence,
+        remedy=departure.remedy,
+    )
+
+
+def _ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(
+        sorted(findings, key=lambda each: (SEVERITIES.index(each.severity), each.step)),
+    )
+
+
+def _must_be_alike(pair: RunPair) -> None:
+    """Refuse runs of different programs, and runs without a measured step.
+
+    Raises:
+        CannotCompare: They are such runs.
+    """
+    for side, recording in (("the good run", pair.good), ("the run", pair.run)):
+        if not len(recording.steps):
+            raise CannotCompare(
+                f"cannot check {_name(pair.run)} against {_name(pair.good)}: "
+                f"{side} has no measured step; record it again with --every 1"
+            )
+    known = {module.path for module in pair.alignment.only_a if module.fires}
+    pairs = [same for same in pair.alignment.modules if same.a.fires]
+    alike = [same for same in pairs if same.a.type == same.b.type]
+    every = len(known) + len(pairs)
+    if every and len(alike) < LEAST_ALIKE * every:
+        raise CannotCompare(
+            f"cannot check {_name(pair.run)} against {_name(pair.good)}: these are different "
+            f"programs, with {len(alike)} of the good run's {counted(every, 'module')} in both; "
+            "name a good run of the same model"
+        )
+
+
+def _name(recording: Recording) -> str:
+    return recording.path.name or "a recording"

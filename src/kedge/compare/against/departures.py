@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from kedge.compare.against import layers, optimizers, parameters, passes, ranges, ranks
 from kedge.compare.against.run_pair import Departure, RunPair
+from kedge.compare.alignment.sites import SameModule
 from kedge.errors import CannotCompare
 from kedge.rules.rule import SEVERITIES, Finding
 from kedge.short_text import counted
@@ -20,11 +21,11 @@ Relation = Callable[[RunPair], Iterator[Departure]]
 RELATIONS: tuple[Relation, ...] = (
     layers.modules,
     layers.dtypes,
+    passes.modes,
     layers.operations,
     layers.losses,
     layers.dropouts,
     layers.firing,
-    passes.modes,
     passes.evaluations,
     passes.kept_gradients,
     passes.calls,
@@ -61,7 +62,14 @@ def departures(recording: Recording, good: Recording) -> tuple[Finding, ...]:
         CannotCompare: They are of different programs, or one of them has no measured step.
     """
     pair = RunPair.of(good, recording)
-    _must_be_alike(pair)
+    reason = reason_against(pair)
+    if reason:
+        raise CannotCompare(f"cannot check {_name(recording)} against {_name(good)}: {reason}")
+    return departures_of(pair)
+
+
+def departures_of(pair: RunPair) -> tuple[Finding, ...]:
+    """Return what held in the good run of a pair and does not hold in the other one."""
     found = [each for relation in RELATIONS for each in relation(pair)]
     facts = [each for each in found if not each.inferred]
     return _ordered(_finding(each) for each in facts or found)
@@ -71,6 +79,8 @@ def _finding(departure: Departure) -> Finding:
     confidence = 1.0
     severity = SEVERITIES[0]
     message = departure.message
+    if departure.step >= 0:
+        message += f" First seen in step {departure.step}."
     if departure.inferred:
         confidence = 0.7
         severity = SEVERITIES[1]
@@ -93,28 +103,25 @@ def _ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     )
 
 
-def _must_be_alike(pair: RunPair) -> None:
-    """Refuse runs of different programs, and runs without a measured step.
-
-    Raises:
-        CannotCompare: They are such runs.
-    """
+def reason_against(pair: RunPair) -> str:
+    """Return why two runs cannot be compared, and the remedy; empty if they can."""
     for side, recording in (("the good run", pair.good), ("the run", pair.run)):
         if not len(recording.steps):
-            raise CannotCompare(
-                f"cannot check {_name(pair.run)} against {_name(pair.good)}: "
-                f"{side} has no measured step; record it again with --every 1"
-            )
-    known = {module.path for module in pair.alignment.only_a if module.fires}
+            return f"{side} has no measured step; record it again with --every 1"
     pairs = [same for same in pair.alignment.modules if same.a.fires]
-    alike = [same for same in pairs if same.a.type == same.b.type]
-    every = len(known) + len(pairs)
-    if every and len(alike) < LEAST_ALIKE * every:
-        raise CannotCompare(
-            f"cannot check {_name(pair.run)} against {_name(pair.good)}: these are different "
-            f"programs, with {len(alike)} of the good run's {counted(every, 'module')} in both; "
-            "name a good run of the same model"
+    alike = [same for same in pairs if same.kept or _is_named_alike(same)]
+    alone = [module for module in pair.alignment.only_a if module.fires]
+    every = len(pairs) + len(alone)
+    if len(alike) < LEAST_ALIKE * every:
+        return (
+            f"these are different programs, with {len(alike)} of the good run's "
+            f"{counted(every, 'module')} in both; name a good run of the same model"
         )
+    return ""
+
+
+def _is_named_alike(same: SameModule) -> bool:
+    return same.a.type == same.b.type and same.how in ("name", "wrapper", "prefix")
 
 
 def _name(recording: Recording) -> str:

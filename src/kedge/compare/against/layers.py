@@ -29,6 +29,14 @@ def modules(pair: RunPair) -> Iterator[Departure]:
     ]
     known = {module["path"] for root in pair.run.roots for module in root.modules}
     uncalled = [module for module in gone if module.path in known]
+    if pair.measures_alike:
+        uncalled += [
+            same.b
+            for same in pair.alignment.modules
+            if same.a.fires
+            and not same.b.fires
+            and _first_step(pair.good, same.a) <= pair.last_step
+        ]
     missing = [module for module in gone if module.path not in known]
     changed = [same for same in pair.alignment.modules if not same.kept]
     if uncalled:
@@ -77,7 +85,7 @@ def _layers(
         message=message,
         good=good,
         here=here,
-        places=tuple(module.path for module in found),
+        paths=tuple(module.path for module in found),
         remedy="If this is not what you changed, look where the model is made and called.",
     )
 
@@ -112,7 +120,7 @@ def dtypes(pair: RunPair) -> Iterator[Departure]:
             f"first {first.b.site}.",
             good=good,
             here=here,
-            places=tuple(same.b.site for same in sites),
+            paths=tuple(same.b.site for same in sites),
             remedy="Look for a cast, autocast or a default dtype that is new or gone.",
         )
 
@@ -138,7 +146,7 @@ def operations(pair: RunPair) -> Iterator[Departure]:
             f"and is made by {plain_node(here)} here.",
             good=good,
             here=here,
-            places=(same.b.site,),
+            paths=(same.b.site,),
             remedy="Look what the forward computes before this place.",
         )
         return  # those after it follow from it
@@ -251,6 +259,6 @@ def firing(pair: RunPair) -> Iterator[Departure]:
             f"{len(pair.run.steps)} here ({kind}).",
             good="in each measured step",
             here="in none",
-            places=tuple(sites),
+            paths=tuple(sites),
             remedy="kedge report names sites that never fired, and why.",
         )

@@ -27,8 +27,8 @@ def _stepping(recording: Recording) -> list[RecordedOptimizer]:
 
 def kinds(pair: RunPair) -> Iterator[Departure]:
     """The number of optimizers that step, and their classes."""
-    if recorded_optimizers(pair.good) is None or recorded_optimizers(pair.run) is None:
-        return  # one of them has no end
+    if pair.good.end is None or pair.run.end is None:
+        return  # what steps is written at the end
     good = [each for each in _stepping(pair.good) if (each.first_step or 0) <= pair.last_step]
     here = [each for each in _stepping(pair.run) if (each.first_step or 0) <= pair.last_good_step]
     for before, after in zip_longest(good, here):

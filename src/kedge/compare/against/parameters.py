@@ -13,6 +13,8 @@ from kedge.sites.site import escape
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Ints
 
+#: After so many measured steps without a change a parameter has stopped.
+STOPPED = 10
 #: A parameter that changes in so many of the steps moves; others may wait for a batch that uses them.
 MOVES = 0.9
 
@@ -27,32 +29,45 @@ def still(pair: RunPair) -> Iterator[Departure]:
         is_moved = len(steps) >= LEAST_STEPS and len(moving) >= MOVES * len(steps)
         if is_moved and steps[0] <= pair.last_step and site.path in there:
             moved.append(site)
-    stopped = []
+    stopped: list[SiteInfo] = []
+    since: list[int] = []
     measured = len(pair.run.steps)
     for site in moved:
         other = others.get(site.path)
         if other is None:
-            stopped.append(site.path)
+            stopped.append(site)
+            since.append(int(pair.run.steps[0]))
             continue
         moving, steps = _moves(pair.run, other)
-        if len(steps) >= LEAST_STEPS and not len(moving):
-            stopped.append(site.path)
-            measured = len(steps)
+        steps = steps[steps <= pair.last_good_step]
+        after = steps[steps > moving[-1]] if len(moving) else steps
+        if len(after) == len(steps) >= LEAST_STEPS or len(after) >= STOPPED:
+            stopped.append(site)
+            since.append(int(after[0]))
+            measured = len(after)
     if stopped and measured >= LEAST_STEPS and pair.measures_alike:
-        known = [site.path for site in moved]
-        names = names_of_parameters(stopped, known)
+        known = [_path_here(pair, site) for site in moved]
+        here = [_path_here(pair, site) for site in stopped]
+        names = names_of_parameters(here, known)
         yield Departure(
             kind="still",
-            site=f"{escape(pair.names.get(stopped[0], stopped[0]))}:param",
-            step=int(pair.run.steps[0]),
-            message=f"{names}: changed in the good run by nearly each step, and not once in "
+            site=f"{escape(here[0])}:param",
+            step=min(since),
+            message=f"{names}: changed in the good run by nearly each step, and not once in the last "
             f"{counted(measured, 'measured step')} here.",
             good="changed by nearly each step",
-            here="never changed",
-            places=tuple(stopped),
+            here=f"not changed from step {min(since)} on",
+            paths=tuple(here),
             remedy="Look whether they need gradients, get some, and are held by an optimizer that "
             "steps with a rate above zero.",
         )
+
+
+def _path_here(pair: RunPair, site: SiteInfo) -> str:
+    """Return the path of a parameter of the good run in the other one."""
+    owner = pair.names.get(site.owner, site.owner)
+    name = site.path.removeprefix(site.owner).removeprefix(".")
+    return f"{owner}.{name}".removeprefix(".")
 
 
 def moving(pair: RunPair) -> Iterator[Departure]:
@@ -85,7 +100,7 @@ def moving(pair: RunPair) -> Iterator[Departure]:
             message=f"{names}: never changed in the good run, and changed here.",
             good="never changed",
             here="changed",
-            places=tuple(path for path, _ in found),
+            paths=tuple(path for path, _ in found),
             remedy="Look whether a part is to be frozen, and what the optimizer is given.",
         )
 

@@ -32,7 +32,10 @@ def modes(pair: RunPair) -> Iterator[Departure]:
             words = (("training", "evaluation", evaluated), ("evaluation", "training", training))
             for before, after, paths in words:
                 if paths:
-                    yield _other_mode(pair.run, other, event.step, before, after, paths)
+                    step = event.step
+                    if event is here[0]:  # noted only once an optimizer has stepped
+                        step = int(pair.run.steps[0])
+                    yield _other_mode(pair.run, other, step, before, after, paths)
             if evaluated or training:
                 break
 
@@ -47,10 +50,10 @@ def _other_mode(
         site=f"{paths[0]}:out",
         step=step,
         message=f"{names}: always trained in {before} mode in the good run, and in {after} mode "
-        f"here from step {step} on.",
+        "here.",
         good=f"{before} mode",
         here=f"{after} mode",
-        places=tuple(paths),
+        paths=tuple(paths),
         remedy="Look where the program calls train() and eval().",
     )
 
@@ -73,7 +76,7 @@ def evaluations(pair: RunPair) -> Iterator[Departure]:
                 f"{here.passes} here.",
                 good="as in evaluation",
                 here="as in training",
-                places=here.train,
+                paths=here.train,
                 remedy="Call model.eval() before each evaluation.",
             )
 
@@ -140,7 +143,7 @@ def calls(pair: RunPair) -> Iterator[Departure]:
             message=f"{name} {what} {_times(good)} in a step of the good run, {_times(here)} here.",
             good=f"{_times(good)} in a step",
             here=f"{_times(here)} in a step",
-            places=(same.b.site,),
+            paths=(same.b.site,),
             remedy="Look at the accumulation of gradients, and at what calls the model in a step.",
         )
 

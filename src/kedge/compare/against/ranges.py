@@ -134,7 +134,11 @@ class SizePair:
 
 def inputs(pair: RunPair) -> Iterator[Departure]:
     """The sizes of what the program gives to its models."""
-    own = [each for each in _sizes(pair, INPUTS) if is_from_outside(pair.good, each.same)]
+    own = [
+        each
+        for each in _sizes(pair, INPUTS)
+        if each.same.a.node is None and is_from_outside(pair.good, each.same)
+    ]
     yield from _other_beginning(INPUTS, own)
 
 
@@ -169,7 +173,7 @@ def _other_beginning(scale: Scale, known: list[SizePair]) -> Iterator[Departure]
         f"{_size(good)} in those of the good run{_more(found)}.",
         good=_size(good),
         here=_size(here),
-        places=tuple(each.same.b.site for each in found),
+        paths=tuple(each.same.b.site for each in found),
         remedy=scale.remedy,
         inferred=True,
     )
@@ -192,7 +196,7 @@ def _out_of_range(scale: Scale, known: list[SizePair], margin: float) -> Iterato
         f"{_size(low)} to {_size(high)} in the good run{_more(found)}.",
         good=f"{_size(low)} to {_size(high)}",
         here=_size(shown.later),
-        places=tuple(each.same.b.site for each in found),
+        paths=tuple(each.same.b.site for each in found),
         remedy=scale.remedy,
         inferred=True,
     )
@@ -219,7 +223,7 @@ def _losses_that_stay(known: list[SizePair]) -> Iterator[Departure]:
             f"good run, and is at {10**-fell_here:.0%} here.",
             good=f"fell to {10**-fell:.0%}",
             here=f"at {10**-fell_here:.0%}",
-            places=(name,),
+            paths=(name,),
             remedy="Look at the data, the targets, the learning rate and the loss.",
             inferred=True,
         )
@@ -251,8 +255,9 @@ def _sizes(pair: RunPair, scale: Scale) -> list[SizePair]:
     if scale.kind == "updates":
         sizes_of = _relative_update
     for same in pair.of_kind(*scale.sites):
-        if scale.kind == "updates" and len(_parameter_shape(pair.good, same.a)) < 2:
-            continue
+        is_of_parameter = scale.kind in ("gradients", "updates")
+        if is_of_parameter and len(_parameter_shape(pair.good, same.a)) < 2:
+            continue  # a bias has no size of its own at first, and its gradient may add up to nothing
         good_steps, good = sizes_of(pair.good, same.a)
         steps, here = sizes_of(pair.run, same.b)
         known = steps <= pair.last_good_step

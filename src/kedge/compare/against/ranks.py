@@ -36,7 +36,7 @@ def equal_parameters(pair: RunPair) -> Iterator[Departure]:
             f"the good run, and not here from step {first} on.",
             good="equal on all ranks",
             here=f"not equal on {counted(len(pair.run.ranks), 'rank')}",
-            places=tuple(site.path for _, site in parted),
+            paths=tuple(site.path for _, site in parted),
             remedy="Look for what one rank does alone: clipping, an exchange of gradients that is "
             "left out, other initial values.",
         )

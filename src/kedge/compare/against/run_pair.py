@@ -35,14 +35,14 @@ class DepartureEvidence(Evidence):
     Attributes:
         good: What was seen in the good run.
         here: What is seen in this one.
-        places: The modules, parameters or sites that it concerns.
+        paths: The modules, parameters or sites that it concerns.
         inferred: Whether the relation is inferred from the range of values in the good run, and
             not a fact of the program.
     """
 
     good: str = said("in the good run: {}")
     here: str = said("here: {}")
-    places: tuple[str, ...] = unsaid()
+    paths: tuple[str, ...] = unsaid()
     inferred: bool = said("inferred from the range of values in the good run")
 
 
@@ -57,7 +57,7 @@ class Departure:
         message: What departs, in a sentence.
         good: What was seen in the good run.
         here: What is seen in the other one.
-        places: What it concerns.
+        paths: What it concerns.
         remedy: What to look at.
         inferred: Whether the relation is a range of values.
     """
@@ -68,7 +68,7 @@ class Departure:
     message: str
     good: str
     here: str
-    places: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
     remedy: str
     inferred: bool = False
 
@@ -79,7 +79,7 @@ class Departure:
             kind=self.kind,
             good=self.good,
             here=self.here,
-            places=self.places,
+            paths=self.paths,
             inferred=self.inferred,
         )
 
@@ -146,7 +146,7 @@ class RunPair:
 def steps_of(recording: Recording, site: SiteInfo) -> Ints:
     """Return the steps in which a site was measured in full."""
     rows = recording.rows(site)
-    return rows.step[rows.level == FULL]
+    return np.asarray(rows.step[rows.level == FULL])
 
 
 def values_of(recording: Recording, site: SiteInfo, statistic: str) -> tuple[Ints, Floats]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from kedge.calls.arguments import described
 from kedge.compare.against import layers, optimizers, parameters, passes, ranges, ranks
 from kedge.compare.against.run_pair import Departure, RunPair
 from kedge.compare.alignment.sites import SameModule
-from kedge.errors import CannotCompare
+from kedge.errors import CannotCompare, WrongCall
 from kedge.rules.rule import SEVERITIES, Finding
 from kedge.short_text import counted
 from kedge.store.recording import Recording
@@ -36,6 +37,7 @@ RELATIONS: tuple[Relation, ...] = (
     parameters.still,
     parameters.moving,
     ranks.equal_parameters,
+    ranges.finite,
     ranges.inputs,
     ranges.sizes,
 )
@@ -60,7 +62,14 @@ def departures(recording: Recording, good: Recording) -> tuple[Finding, ...]:
 
     Raises:
         CannotCompare: They are of different programs, or one of them has no measured step.
+        WrongCall: One of them is no recording.
     """
+    for given in (recording, good):
+        if not isinstance(given, Recording):
+            raise WrongCall(
+                f"departures(recording, good): {described(given)} is no recording; open it with "
+                'kedge.Recording.open("run.kedge")'
+            )
     pair = RunPair.of(good, recording)
     reason = reason_against(pair)
     if reason:

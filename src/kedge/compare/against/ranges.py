@@ -4,8 +4,8 @@
 Sizes are compared as powers of ten. At the beginning, runs with other seeds differ only by chance:
 the medians of the first measured steps are compared. Later, a run has to stay within the range that
 the good run had in the same steps, with a margin: the median of its last quarter is asked. The
-margins were measured on healthy repetitions by benchmarks/against.py; each is about twice the
-largest distance that was seen there.
+margins were measured on healthy repetitions by benchmarks/against.py: each is about one and a half
+times the largest distance that was seen there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from kedge.compare.against.run_pair import LEAST_STEPS, Departure, RunPair, values_of
 from kedge.compare.alignment.sites import SameSite
 from kedge.compare.first_parting import is_from_outside
-from kedge.short_text import compact, counted
+from kedge.short_text import compact, counted, listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats, Ints
 
@@ -66,7 +66,7 @@ SCALES = (
         "loss",
         "losses",
         ("loss",),
-        0.2,
+        0.3,
         None,
         "Look how the loss is reduced and scaled, and at the targets.",
     ),
@@ -74,15 +74,15 @@ SCALES = (
         "activations",
         "outputs",
         ("out",),
-        0.7,
-        0.7,
+        0.9,
+        0.6,
         "Look at the initial values of this module and at what it gets.",
     ),
     Scale(
         "gradients",
         "gradients",
         ("param.grad",),
-        0.8,
+        1.2,
         0.8,
         "Look at the scale of the loss, and at what stands between it and this parameter.",
     ),
@@ -90,7 +90,7 @@ SCALES = (
         "updates",
         "updates, relative to the weights",
         ("update",),
-        0.7,
+        1.2,
         0.8,
         "Look at the learning rate and the settings of the optimizer.",
     ),
@@ -130,6 +130,32 @@ class SizePair:
         """How far that lies outside of the good run's range; negative inside."""
         later = self.later
         return max(float(self.good.min()) - later, later - float(self.good.max()))
+
+
+def finite(pair: RunPair) -> Iterator[Departure]:
+    """The sites all of whose values are finite."""
+    broken: list[tuple[int, SameSite]] = []
+    for same in pair.alignment.sites:
+        if not pair.good.rows(same.a).clean.all():
+            continue
+        rows = pair.run.rows(same.b)
+        steps = rows.step[~rows.clean & (rows.count > 0)]
+        if len(steps):
+            broken.append((int(steps[0]), same))
+    if not broken:
+        return
+    first = min(step for step, _ in broken)
+    names = [same.b.site for step, same in broken if step == first]
+    yield Departure(
+        kind="finite",
+        site=names[0],
+        step=first,
+        message=f"all values of {listed(names, 3)} were finite in the good run, and are not here.",
+        good="finite",
+        here="not finite",
+        paths=tuple(names),
+        remedy="See NAN-BORN, which names the first operation.",
+    )
 
 
 def inputs(pair: RunPair) -> Iterator[Departure]:

@@ -154,7 +154,7 @@ def operations(pair: RunPair) -> Iterator[Departure]:
 
 def plain_node(node: str) -> str:
     """Return the name of an autograd node without its number."""
-    return node.removesuffix("0").removesuffix("Backward")
+    return node.rstrip("0123456789").removesuffix("Backward")
 
 
 def losses(pair: RunPair) -> Iterator[Departure]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 from kedge.compare.against.run_pair import Departure, RunPair
 from kedge.rules.recorded.optimizers import events_of
@@ -14,6 +14,9 @@ from kedge.store.recording import Recording
 
 #: The least factor between two learning rates that count as different.
 OTHER_RATE = 1.02
+
+#: A learning rate that stays for so many times fewer steps has another pace; the batch size changes it, too.
+OTHER_PACE = 4
 
 
 def _pairs(pair: RunPair) -> list[tuple[RecordedOptimizer, RecordedOptimizer]]:
@@ -125,12 +128,50 @@ def courses(pair: RunPair) -> Iterator[Departure]:
         if changes_before != changes_after:
             yield _other_course(here, reached, shown)
             continue
+        if changes_before:
+            yield from _other_pace(pair, here, reached, shown)
         highest = max(rate for _, rate in before)
         since = next(step for step, rate in before if rate == highest)
         now = max(rate for _, rate in shown)
         if since <= pair.last_step and _is_other(highest, now):
             step = next(step for step, rate in shown if rate == now)
             yield _other_rate(here, 0, highest, now, step, "reaches at most")
+
+
+def _other_pace(
+    pair: RunPair,
+    here: RecordedOptimizer,
+    before: list[tuple[int, float]],
+    after: list[tuple[int, float]],
+) -> Iterator[Departure]:
+    """Yield a learning rate that stayed for many steps in the good run, and for few here."""
+    stayed = min(_least_stay(pair.good, step, end) for (step, _), (end, _) in pairwise(before))
+    now, since = min(
+        (_longest_stay(pair.run, step, end), end) for (step, _), (end, _) in pairwise(after)
+    )
+    if now * OTHER_PACE > stayed:
+        return
+    yield Departure(
+        kind="course",
+        site=f"optimizer {here.index or 0}",
+        step=since,
+        message=f"the learning rate of {here.type} stayed the same for at least "
+        f"{counted(stayed, 'step')} in the good run, and for at most {now} here.",
+        good=f"stays for at least {counted(stayed, 'step')}",
+        here=f"stays for at most {counted(now, 'step')}",
+        remedy="Look whether the scheduler steps once in an epoch or once in a batch.",
+    )
+
+
+def _least_stay(recording: Recording, step: int, end: int) -> int:
+    """Return for how many steps a rate is known to have stayed, between two changes that were seen."""
+    return int(recording.steps[recording.steps < end].max(initial=step)) - step
+
+
+def _longest_stay(recording: Recording, step: int, end: int) -> int:
+    """Return for how many steps it can have stayed: it may have come after the measured step before."""
+    before = recording.steps[recording.steps < step]
+    return end - int(before.max(initial=step - 1)) - 1
 
 
 def _course(recording: Recording, optimizer: RecordedOptimizer) -> list[tuple[int, float]]:

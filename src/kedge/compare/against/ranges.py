@@ -176,7 +176,7 @@ def sizes(pair: RunPair) -> Iterator[Departure]:
         if not departed and scale.later is not None:
             departed = list(_out_of_range(scale, found, scale.later))
         if not departed and scale.kind == "loss":
-            departed = list(_losses_that_stay(found))
+            departed = list(_losses_that_stay(found, _share_of_batch(pair)))
         yield from departed
 
 
@@ -228,10 +228,27 @@ def _out_of_range(scale: Scale, known: list[SizePair], margin: float) -> Iterato
     )
 
 
-def _losses_that_stay(known: list[SizePair]) -> Iterator[Departure]:
-    """Yield the losses that fall in the good run, and not in the same steps here."""
+def _share_of_batch(pair: RunPair) -> float:
+    """Return how large a batch is, relative to one of the good run; 1 if that is not known."""
+    for same in pair.of_kind("in"):
+        if not is_from_outside(pair.good, same):
+            continue
+        _, good = values_of(pair.good, same.a, "count")
+        _, here = values_of(pair.run, same.b, "count")
+        if len(good) and len(here) and np.median(good) > 0:
+            return float(np.median(here) / np.median(good))
+    return 1.0
+
+
+def _losses_that_stay(known: list[SizePair], share: float) -> Iterator[Departure]:
+    """Yield the losses that fall in the good run, and not by as many samples here.
+
+    Args:
+        known: The losses.
+        share: The size of a batch here, relative to one of the good run.
+    """
     for each in known:
-        within = each.good_steps <= each.steps[-1]
+        within = each.good_steps <= each.steps[-1] * min(share, 1.0)
         if len(each.here) < 4 * BEGINNING or np.count_nonzero(within) < 4 * BEGINNING:
             continue
         first, here_first = each.at_first
@@ -245,8 +262,8 @@ def _losses_that_stay(known: list[SizePair]) -> Iterator[Departure]:
             kind="falls",
             site=name,
             step=int(each.steps[-1]),
-            message=f"{name} fell to {10**-fell:.0%} of its first values in the same steps of the "
-            f"good run, and is at {10**-fell_here:.0%} here.",
+            message=f"{name} had fallen to {10**-fell:.0%} of its first values after as many steps and "
+            f"samples of the good run, and is at {10**-fell_here:.0%} here.",
             good=f"fell to {10**-fell:.0%}",
             here=f"at {10**-fell_here:.0%}",
             paths=(name,),

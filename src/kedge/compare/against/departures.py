@@ -50,8 +50,8 @@ def departures(recording: Recording, good: Recording) -> tuple[Finding, ...]:
     """Return what held in a good run and does not hold in another run of the same program.
 
     The runs may have other seeds, lengths and batch sizes. A departure that is a fact of the
-    program is an error; one that is inferred from the range of values in the good run is a warning,
-    and none is inferred if there is a fact that may explain it.
+    program is an error; one that is inferred from the range of values in the good run is a warning.
+    If there is a fact, only inputs are inferred beside it: all other sizes may follow from it.
 
     Args:
         recording: The run that is asked.
@@ -80,8 +80,9 @@ def departures(recording: Recording, good: Recording) -> tuple[Finding, ...]:
 def departures_of(pair: RunPair) -> tuple[Finding, ...]:
     """Return what held in the good run of a pair and does not hold in the other one."""
     found = [each for relation in RELATIONS for each in relation(pair)]
-    facts = [each for each in found if not each.inferred]
-    return _ordered(_finding(each) for each in facts or found)
+    if not all(each.inferred for each in found):
+        found = [each for each in found if not each.inferred or each.kind == ranges.INPUTS.kind]
+    return _ordered(_finding(each) for each in found)
 
 
 def _finding(departure: Departure) -> Finding:

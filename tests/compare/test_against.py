@@ -63,6 +63,7 @@ class Training:
     factor: float = 1.0
     mode: bool = True
     mode_of_evaluation: bool = False
+    evaluates: bool = True
     zeroes: bool = True
     accumulates: int = 1
     held: Callable[[Net], list[nn.Parameter]] = lambda net: list(net.parameters())
@@ -89,7 +90,7 @@ class Training:
             optimizer.step()
             if step == self.steps // 2:
                 optimizer.param_groups[0]["lr"] = self.rate * self.falls_to
-            if step % 5 == 4:
+            if self.evaluates and step % 5 == 4:
                 net.train(self.mode_of_evaluation)
                 with torch.no_grad():
                     for part in data.split(64):
@@ -190,6 +191,7 @@ FAULTS = {
     "dropout": (Training(prepare=more_dropout), "kept 0.9 in the good run, and keep 0.4 here"),
     "modes": (Training(mode=False), "norm, drop: always trained in training mode"),
     "evaluation": (Training(mode_of_evaluation=True), "of the good run, and as in training in"),
+    "no evaluation": (Training(evaluates=False), "in evaluation mode, and none is here"),
     "zero_grad": (Training(zeroes=False), "those of the step before are still added"),
     "calls": (Training(accumulates=4), "once in a step of the good run, 4 times here"),
     "optimizer": (Training(kind=torch.optim.Adagrad), "was SGD in the good run, and is Adagrad"),

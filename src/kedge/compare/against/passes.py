@@ -63,7 +63,11 @@ def evaluations(pair: RunPair) -> Iterator[Departure]:
     for root, other in pair.roots.items():
         good = _evaluation(pair.good, root)
         here = _evaluation(pair.run, other)
-        if good is None or here is None or good.passes < LEAST_STEPS:
+        if good is None or good.passes < LEAST_STEPS or good.step > pair.last_step:
+            continue
+        if here is None and pair.run.end is not None and not good.as_training:
+            yield _without_evaluation(pair, good, other)
+        if here is None:
             continue
         if not good.as_training and not good.dropout and (here.as_training or here.dropout):
             names = listed([*here.train, *(each.function for each in here.dropout)], 3)
@@ -79,6 +83,20 @@ def evaluations(pair: RunPair) -> Iterator[Departure]:
                 paths=here.train,
                 remedy="Call model.eval() before each evaluation.",
             )
+
+
+def _without_evaluation(pair: RunPair, good: EvaluationEvent, root: int) -> Departure:
+    model = names_of(pair.run, [root])
+    return Departure(
+        kind="evaluation",
+        site=f"{pair.run.roots[root].prefix}:out",
+        step=good.step,
+        message=f"{model}: {good.passes} passes without gradients of the good run were in evaluation "
+        "mode, and none is here.",
+        good=f"{good.passes} passes in evaluation mode",
+        here="none",
+        remedy="Look whether the program still evaluates, and calls model.eval() before.",
+    )
 
 
 def _evaluation(recording: Recording, root: int) -> EvaluationEvent | None:

@@ -108,36 +108,37 @@ def _evaluation(recording: Recording, root: int) -> EvaluationEvent | None:
 
 def kept_gradients(pair: RunPair) -> Iterator[Departure]:
     """The gradients that an optimizer uses, and whether they still hold those of its last step."""
-    good = {event.optimizer: event for event in events_of(pair.good, GradsKeptEvent)}
-    here = {event.optimizer: event for event in events_of(pair.run, GradsKeptEvent)}
-    for number in sorted(good.keys() | here.keys()):
-        before = good.get(number)
-        after = here.get(number)
-        if (before is not None and before.kept) == (after is not None and after.kept):
-            continue
-        if after is not None and after.kept and not (before is not None and before.kept):
-            yield Departure(
-                kind="zero_grad",
-                site=f"optimizer {number}",
-                step=after.step,
-                message="each step of the good run began with new gradients; here those of the "
-                f"step before are still added, in {after.kept} of {after.checked} that were looked "
-                "at.",
-                good="new gradients in each step",
-                here="the gradients of the step before are kept",
-                remedy="Call zero_grad() before each backward pass, or after each step.",
-            )
-        elif before is not None and before.kept and after is None:
-            yield Departure(
-                kind="zero_grad",
-                site=f"optimizer {number}",
-                step=int(pair.run.steps[0]),
-                message="the good run kept the gradients of the step before; here they are new in "
-                "each step.",
-                good="the gradients of the step before are kept",
-                here="new gradients in each step",
-                remedy="Look where zero_grad() is called.",
-            )
+    good = _kept(pair.good)
+    here = _kept(pair.run)
+    for number in sorted(here.keys() - good.keys()):
+        event = here[number]
+        yield Departure(
+            kind="zero_grad",
+            site=f"optimizer {number}",
+            step=event.step,
+            message="each step of the good run began with new gradients; here those of the step "
+            f"before are still added, in {event.kept} of {event.checked} steps that were looked at.",
+            good="new gradients in each step",
+            here="the gradients of the step before are kept",
+            remedy="Call zero_grad() before each backward pass, or after each step.",
+        )
+    for number in sorted(good.keys() - here.keys()):
+        yield Departure(
+            kind="zero_grad",
+            site=f"optimizer {number}",
+            step=int(pair.run.steps[0]),
+            message="the good run kept the gradients of the step before; here they are new in each "
+            "step.",
+            good="the gradients of the step before are kept",
+            here="new gradients in each step",
+            remedy="Look where zero_grad() is called.",
+        )
+
+
+def _kept(recording: Recording) -> dict[int, GradsKeptEvent]:
+    """Return the optimizers that used gradients of their last step."""
+    events = events_of(recording, GradsKeptEvent)
+    return {event.optimizer: event for event in events if event.kept}
 
 
 def calls(pair: RunPair) -> Iterator[Departure]:

@@ -123,6 +123,8 @@ def courses(pair: RunPair) -> Iterator[Departure]:
             continue  # the relation on the first rates says so
         reached = [(step, rate) for step, rate in before if step <= pair.last_step]
         shown = [(step, rate) for step, rate in after if step <= pair.last_good_step]
+        if not reached or not shown:
+            continue
         changes_before = len({rate for _, rate in reached}) > 1
         changes_after = len({rate for _, rate in shown}) > 1
         if changes_before != changes_after:

@@ -8,7 +8,7 @@ import numpy as np
 
 from kedge.compare.against.run_pair import LEAST_STEPS, Departure, RunPair, last_modes
 from kedge.rules.recorded.optimizers import events_of
-from kedge.rules.recorded.roots import names_of
+from kedge.rules.recorded.roots import names_of, root_path
 from kedge.short_text import listed
 from kedge.store.events import EvaluationEvent, GradsKeptEvent
 from kedge.store.recording import Recording, SiteInfo
@@ -89,7 +89,7 @@ def _without_evaluation(pair: RunPair, good: EvaluationEvent, root: int) -> Depa
     model = names_of(pair.run, [root])
     return Departure(
         kind="evaluation",
-        site=f"{pair.run.roots[root].prefix}:out",
+        site=f"{root_path(pair.run, root)}:out",
         step=good.step,
         message=f"{model}: {good.passes} passes without gradients of the good run were in evaluation "
         "mode, and none is here.",

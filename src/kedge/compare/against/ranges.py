@@ -18,6 +18,7 @@ import numpy as np
 from kedge.compare.against.run_pair import LEAST_STEPS, Departure, RunPair, values_of
 from kedge.compare.alignment.sites import SameSite
 from kedge.compare.first_parting import is_from_outside
+from kedge.rules.recorded.once import once
 from kedge.short_text import compact, counted, listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats, Ints
@@ -299,7 +300,7 @@ def _sizes(pair: RunPair, scale: Scale) -> list[SizePair]:
         sizes_of = _relative_update
     for same in pair.of_kind(*scale.sites):
         is_of_parameter = scale.kind in ("gradients", "updates")
-        if is_of_parameter and len(_parameter_shape(pair.good, same.a)) < 2:
+        if is_of_parameter and _dimensions(pair.good, same.a) < 2:
             continue  # a bias has no size of its own at first, and its gradient may add up to nothing
         good_steps, good = sizes_of(pair.good, same.a)
         steps, here = sizes_of(pair.run, same.b)
@@ -317,7 +318,7 @@ def _rms(recording: Recording, site: SiteInfo) -> tuple[Ints, Floats]:
 
 def _relative_update(recording: Recording, site: SiteInfo) -> tuple[Ints, Floats]:
     """Return the sizes of the updates of a parameter, relative to its own."""
-    parameter = _parameter_of(recording, site)
+    parameter = _parameters(recording).get(site.path)
     if parameter is None:
         return np.zeros(0, dtype=np.int64), np.zeros(0)
     steps, updates = values_of(recording, site, "rms")
@@ -326,18 +327,18 @@ def _relative_update(recording: Recording, site: SiteInfo) -> tuple[Ints, Floats
     return both, _powers(updates[here] / np.maximum(sizes[there], LEAST))
 
 
-def _parameter_of(recording: Recording, site: SiteInfo) -> SiteInfo | None:
-    for parameter in recording.of_kind("param"):
-        if parameter.path == site.path:
-            return parameter
-    return None
+@once
+def _parameters(recording: Recording) -> dict[str, SiteInfo]:
+    """Return the parameters by their paths."""
+    return {site.path: site for site in recording.of_kind("param")}
 
 
-def _parameter_shape(recording: Recording, site: SiteInfo) -> tuple[int, ...]:
-    parameter = _parameter_of(recording, site)
+def _dimensions(recording: Recording, site: SiteInfo) -> int:
+    """Return the number of dimensions of the parameter of a site; 0 if it is not known."""
+    parameter = _parameters(recording).get(site.path)
     if parameter is None:
-        return ()
-    return parameter.shape
+        return 0
+    return len(parameter.shape)
 
 
 def _powers(sizes: Floats) -> Floats:

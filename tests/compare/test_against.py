@@ -269,6 +269,21 @@ def test_another_program_is_refused(good: Recording, other: Recording) -> None:
         departures(other, good)
 
 
+def of_modules(names: str) -> Recording:
+    """Return the recording of some layers, each of which fires in three steps."""
+    texts = [f"{name}:out" for name in names.split()]
+    figures = {"count": 4, "sum": 0.0, "sumsq": 4.0, "min": -1.0, "max": 1.0, "level": 2}
+    rows = [{"site": text, "step": step, **figures} for text in texts for step in range(3)]
+    return Recording.build([{"site": text, "type": "Linear"} for text in texts], rows)
+
+
+def test_a_program_that_has_lost_most_of_its_model_is_the_same_one() -> None:
+    """Blocks that are no longer in the model depart; the rest shows that it is the same program."""
+    (found,) = departures(of_modules("stem head"), of_modules("stem one two three four head"))
+
+    assert found.entry()["evidence"]["paths"] == ["one", "two", "three", "four"]
+
+
 def test_a_run_without_steps_is_refused(good: Recording) -> None:
     """Nothing held in a run without a measured step."""
     with pytest.raises(CannotCompare, match="the run has no measured step"):

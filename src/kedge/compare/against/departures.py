@@ -43,7 +43,7 @@ RELATIONS: tuple[Relation, ...] = (
 )
 
 LEAST_ALIKE = 0.5
-"""The least share of the good run's modules that a run of the same program has, too."""
+"""The least share of modules that runs of the same program have in common, of the smaller model's."""
 
 
 def departures(recording: Recording, good: Recording) -> tuple[Finding, ...]:
@@ -122,7 +122,9 @@ def reason_against(pair: RunPair) -> str:
     alike = [same for same in pairs if same.kept or _is_named_alike(same)]
     alone = [module for module in pair.alignment.only_a if module.fires]
     every = len(pairs) + len(alone)
-    if len(alike) < LEAST_ALIKE * every:
+    added = [module for module in pair.alignment.only_b if module.fires]
+    smaller = len(pairs) + min(len(alone), len(added))  # a part of a model may be lost
+    if len(alike) < LEAST_ALIKE * smaller:
         return (
             f"these are different programs, with {len(alike)} of the good run's "
             f"{counted(every, 'module')} in both; name a good run of the same model"

@@ -231,6 +231,7 @@ def firing(pair: RunPair) -> Iterator[Departure]:
     """The sites that fire in each step, and those among them that fire in none here."""
     silent = []
     alone = {id(site) for site in pair.alignment.sites_a}
+    uncalled = {same.a.path for same in pair.alignment.modules if not same.b.fires}
     others = {id(same.a): same.b for same in pair.alignment.sites}
     for site in pair.good.sites:
         if site.kind not in ("out.grad", "param.grad") and not site.kind.startswith("in"):
@@ -239,7 +240,7 @@ def firing(pair: RunPair) -> Iterator[Departure]:
         since = pair.good.steps[pair.good.steps >= steps[0]] if len(steps) else steps
         if len(steps) < LEAST_STEPS or len(steps) < EACH * len(since):
             continue
-        if int(steps[0]) > pair.last_step:
+        if int(steps[0]) > pair.last_step or site.owner in uncalled:
             continue
         other = others.get(id(site))
         if id(site) in alone or (other is not None and not len(pair.run.rows(other))):

@@ -164,9 +164,18 @@ def inputs(pair: RunPair) -> Iterator[Departure]:
     own = [
         each
         for each in _sizes(pair, INPUTS)
-        if each.same.a.node is None and is_from_outside(pair.good, each.same)
+        if each.same.a.node is None
+        and is_from_outside(pair.good, each.same)
+        and _has_parameters(pair.good, each.same.a)
     ]
     yield from _other_beginning(INPUTS, own)
+
+
+def _has_parameters(recording: Recording, site: SiteInfo) -> bool:
+    """Whether the model of a site has parameters: a loss has none, and gets predictions."""
+    if site.root >= len(recording.roots):
+        return True
+    return recording.roots[site.root].parameters > 0
 
 
 def sizes(pair: RunPair) -> Iterator[Departure]:

@@ -139,6 +139,7 @@ def test_json_holds_what_is_drawn(written: Write, capsys: pytest.CaptureFixture[
         "parted",
         "tolerance",
         "cause",
+        "departures",
         "first",
         "differs",
         "steps",

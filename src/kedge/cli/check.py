@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kedge.cli.config import add_config
-from kedge.cli.documents import judged
+from kedge.cli.documents import asked, judged
 from kedge.cli.output import print_json
 from kedge.cli.progress import add_quiet, progress
 from kedge.cli.recordings import add_recording, open_recording, recording_named
+from kedge.short_text import counted, listed
+from kedge.stderr import say
 
 if TYPE_CHECKING:
     from kedge.rules.judgement import Judgement
+    from kedge.rules.rule import Rule
     from kedge.store.recording import Recording
 
 UNJUDGED = 3
@@ -37,6 +42,10 @@ class CheckCommand:
     If a rule had too little data to judge, the last lines name it and the command that collects
     enough; with --strict the exit status is then 3.
 
+    --against GOOD asks of the run what held in a good run of the same program: which parameters
+    move, modes, dtypes, the loss, calls in a step, optimizers, learning rates, orders of magnitude.
+    Both may have another seed, length and batch size. What does not hold is a finding, DEPARTS.
+
     Rules and their thresholds can be set for a project, in [tool.kedge] of its pyproject.toml.
 
     --json prints one object:
@@ -44,6 +53,7 @@ class CheckCommand:
                                        "evidence", "confidence", "remedy"}, ...],
        "unjudged": [{"code", "lacks", "have", "need"}, ...], "command": TEXT or null,
        "unseen": [TEXT, ...]}
+    and with --against: "against": {"recording": GOOD, "errors": [CODE, ...]}.
     Numbers that JSON does not have are the strings "nan", "inf" and "-inf".
     """
 
@@ -87,6 +97,11 @@ class CheckCommand:
             metavar="CODES",
             help="run all rules except these (codes separated by commas)",
         )
+        parser.add_argument(
+            "--against",
+            metavar="GOOD",
+            help="a recording of a good run of the same program, whose relations must hold here",
+        )
         add_quiet(parser)
         add_config(parser)
 
@@ -100,18 +115,81 @@ class CheckCommand:
         recording = open_recording(name)
         with progress("judging"):
             judgement = judge(recording, rules)
+        good = None
+        if args.against is not None:
+            good = _good_run(args.against, rules)
+            judgement = _with_departures(judgement, recording, good)
         if args.format == "json":
-            print_json(judged(name, judgement))
+            document = judged(name, judgement)
+            if good is not None:
+                document["against"] = asked(good.name, good.errors)
+            print_json(document)
         elif args.format == "github":
             _annotate(recording, judgement)
         else:
             _print(judgement)
+        if good is not None and args.format != "json":
+            print(_told_against(judgement, good))
         failing = FAILING[args.fail_on]
         if any(finding.severity in failing for finding in judgement.findings):
             return 1
         if args.strict and not judgement.complete:
             return UNJUDGED
         return 0
+
+
+@dataclass(frozen=True)
+class GoodRun:
+    """The good run that a recording is checked against.
+
+    Attributes:
+        name: The name of its recording.
+        recording: The recording.
+        errors: The codes of the errors that it has itself.
+    """
+
+    name: str
+    recording: Recording
+    errors: tuple[str, ...]
+
+
+def _good_run(named: str, rules: Sequence[Rule]) -> GoodRun:
+    """Return the good run, and say so if it has errors itself."""
+    from kedge.rules.judgement import judge
+
+    name = recording_named(named)
+    recording = open_recording(name)
+    with progress("judging the good run"):
+        found = judge(recording, rules).findings
+    errors = tuple(dict.fromkeys(each.code for each in found if each.severity == "error"))
+    if errors:
+        say(
+            f"{name} has errors itself ({listed(errors)}): what held there may be wrong; "
+            "choose a run without them"
+        )
+    return GoodRun(name, recording, errors)
+
+
+def _with_departures(judgement: Judgement, recording: Recording, good: GoodRun) -> Judgement:
+    """Return a judgement with what held in a good run and does not hold here among its findings."""
+    from kedge.compare.against.departures import departures
+    from kedge.rules.rule import SEVERITIES
+
+    with progress("comparing"):
+        found = departures(recording, good.recording)
+    findings = sorted(
+        (*found, *judgement.findings), key=lambda each: SEVERITIES.index(each.severity)
+    )
+    return replace(judgement, findings=tuple(findings))
+
+
+def _told_against(judgement: Judgement, good: GoodRun) -> str:
+    from kedge.compare.against.departures import CODE
+
+    number = sum(finding.code == CODE for finding in judgement.findings)
+    if number:
+        return f"{counted(number, 'departure')} from {good.name}"
+    return f"✓ what held in {good.name} holds here"
 
 
 def _annotate(recording: Recording, judgement: Judgement) -> None:

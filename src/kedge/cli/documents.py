@@ -32,6 +32,11 @@ def judged(name: str, judgement: Judgement) -> dict[str, Any]:
     }
 
 
+def asked(name: str, errors: Sequence[str]) -> dict[str, Any]:
+    """Return the good run that a recording was checked against, and the errors that it has itself."""
+    return {"recording": name, "errors": list(errors)}
+
+
 def _lack(lack: Lack) -> dict[str, Any]:
     return {key: getattr(lack, key) for key in LACK}
 

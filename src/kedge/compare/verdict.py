@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,8 +13,11 @@ from kedge.compare import (
     causes_in_forward,
     causes_in_modes,
 )
+from kedge.compare.against.departures import departures_of, reason_against
+from kedge.compare.against.run_pair import RunPair
 from kedge.compare.comparison import Comparison, Parting
 from kedge.compare.first_parting import FirstParting, PartingCause, is_from_outside
+from kedge.rules.rule import Finding
 from kedge.short_text import counted
 
 Finder = Callable[[FirstParting], PartingCause | None]
@@ -47,6 +50,9 @@ FINDERS: tuple[Finder, ...] = (
     causes_in_backward.optimizer,
 )
 
+#: The causes that leave no value equal: then the relations that hold in A are asked of B.
+UNLIKE = ("seed", "initialisation")
+
 #: The kinds of sites that the ranks of one run share; all others belong to one rank.
 SHARED = ("param", "grad.norm", "update")
 
@@ -59,11 +65,13 @@ class Verdict:
         parted: Whether they differ by more than the tolerance, and should not.
         first: The first difference; None if there is none.
         cause: Its cause, or that there is no difference.
+        departures: What held in A and does not hold in B, if they have other initial values.
     """
 
     parted: bool
     first: Parting | None
     cause: PartingCause
+    departures: tuple[Finding, ...] = field(default=())
 
 
 def judge(comparison: Comparison) -> Verdict:
@@ -79,7 +87,18 @@ def judge(comparison: Comparison) -> Verdict:
         if facts.column > 1:
             before = f"{counted(facts.column, 'compared step')} before it are equal"
         found = replace(found, evidence=f"{found.evidence}; {before}")
-    return Verdict(parted=True, first=first, cause=found)
+    return Verdict(
+        parted=True, first=first, cause=found, departures=_departures(comparison, found.code)
+    )
+
+
+def _departures(comparison: Comparison, code: str) -> tuple[Finding, ...]:
+    if code not in UNLIKE:
+        return ()
+    pair = RunPair(comparison.a, comparison.b, comparison.alignment)
+    if reason_against(pair):
+        return ()
+    return departures_of(pair)
 
 
 def judge_ranks(comparison: Comparison) -> Verdict:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kedge.compare.alignment.modules import RecordedModule
+from kedge.store.recording import Root
 
 #: The attributes under which wrappers of PyTorch and of libraries hold the wrapped module.
 WRAPPERS = frozenset(
@@ -62,6 +63,32 @@ def without(
         if module.segments[:long] == prefix:
             found[module.segments[long:]] = module
     return found
+
+
+def in_roots(
+    modules: Iterable[RecordedModule], roots: Sequence[Root]
+) -> dict[Name, RecordedModule]:
+    """Return modules by the names of their roots and their paths in these."""
+    found = {}
+    for module in modules:
+        root = module.sites[0].root
+        if root < len(roots):
+            prefix = [part for part in roots[root].prefix.split(".") if part]
+            found[roots[root].name, *module.segments[len(prefix) :]] = module
+    return found
+
+
+def have_moved(a: Sequence[Root], b: Sequence[Root]) -> bool:
+    """Whether several models of one name each have other prefixes in two recordings.
+
+    The first model that is trained has none, so it is another one if that is not trained.
+    """
+    prefixes_of_a = {root.name: root.prefix for root in a}
+    prefixes_of_b = {root.name: root.prefix for root in b}
+    are_unique = len(prefixes_of_a) == len(a) and len(prefixes_of_b) == len(b)
+    both = prefixes_of_a.keys() & prefixes_of_b.keys()
+    moved = [name for name in both if prefixes_of_a[name] != prefixes_of_b[name]]
+    return are_unique and len(both) > 1 and bool(moved)
 
 
 def by_name(a: Named, b: Named) -> Iterator[Pair]:

@@ -1,7 +1,8 @@
 """Pairs of the same site in two recordings.
 
 # Note [Alignment]
-Modules are aligned first, the surest way first: by their path and type; by their path without the
+Modules are aligned first, the surest way first: by the name of their model, their path in it and
+type, where the models come in another order; by their path and type; by their path without the
 segments of wrappers such as ``torch.compile`` or ``DistributedDataParallel``; by their path without
 a beginning that only one side has; by structure, see Note [Structure]; last, if one took the place
 of another. Each way gets only the modules that those before it left. Two sites of aligned modules
@@ -17,7 +18,17 @@ from functools import cached_property
 from typing import Literal
 
 from kedge.compare.alignment.modules import RecordedModule, flow, modules_of
-from kedge.compare.alignment.names import Named, Pair, by_name, plain, prefixes, unwrapped, without
+from kedge.compare.alignment.names import (
+    Named,
+    Pair,
+    by_name,
+    have_moved,
+    in_roots,
+    plain,
+    prefixes,
+    unwrapped,
+    without,
+)
 from kedge.compare.alignment.structure import Weigh, aligned, alike, changed, gaps
 from kedge.store.recording import Recording, SiteInfo
 
@@ -141,6 +152,8 @@ def align(a: Recording, b: Recording) -> Alignment:
     """Return the alignment of two recordings; see Note [Alignment]."""
     ones, others = modules_of(a), modules_of(b)
     found = _Pairs(ones, others)
+    if have_moved(a.roots, b.roots):
+        found.take(by_name(in_roots(ones, a.roots), in_roots(others, b.roots)), "name")
     found.name(plain, "name")
     found.name(unwrapped, "wrapper")
     found.leave_out_prefixes()

@@ -27,6 +27,7 @@ def document(comparison: Comparison, verdict: Verdict, names: Names) -> dict[str
         "parted": verdict.parted,
         "tolerance": comparison.tolerance,
         "cause": asdict(verdict.cause),
+        "departures": [for_json(finding.entry()) for finding in verdict.departures],
         "first": _parting(verdict.first),
         "differs": differs,
         "steps": {"both": comparison.steps.tolist(), "full": comparison.full},

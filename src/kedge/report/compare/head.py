@@ -11,7 +11,7 @@ from kedge.compare.circumstances import circumstances
 from kedge.compare.comparison import Comparison, Parting
 from kedge.compare.measures import coarser
 from kedge.compare.verdict import Verdict
-from kedge.short_text import compact, percent
+from kedge.short_text import compact, counted, percent
 from kedge.shown_text import typed
 
 SIDES = {"A": "cyan", "B": "magenta"}
@@ -58,12 +58,26 @@ def told_verdict(verdict: Verdict) -> Iterator[Text]:
     if verdict.parted:
         mark, style = PARTED
         told = "first difference"
-    yield Text(f"{mark} {verdict.cause.headline}", style)
+    yield Text(f"{mark} {_headline(verdict)}", style)
+    for finding in verdict.departures:
+        yield Text(f"· {finding.message}")
     first = verdict.first
     if first is not None:
         where = (f"step {first.step}, {first.same.text}", "bold")
         yield Text.assemble(f"{told}: ", where, f": {told_parting(first)}")
     yield Text(verdict.cause.evidence, "dim")
+
+
+def _headline(verdict: Verdict) -> str:
+    """Return the cause, after what does not hold in B where the values themselves say nothing."""
+    headline = verdict.cause.headline
+    if not verdict.departures:
+        return headline
+    number = counted(len(verdict.departures), "relation")
+    hold = "do not hold"
+    if len(verdict.departures) == 1:
+        hold = "does not hold"
+    return f"{number} of A, as the good run, {hold} in B; also {headline}"
 
 
 def told_parting(parting: Parting) -> str:

@@ -27,8 +27,10 @@ function showDifference(recording) {
 function showVerdict({ told, findings }) {
   fill(byId("headline"), make("span", { class: told.parted ? "bad" : "" }, `${told.parted ? "✗" : "✓"} ${told.cause.headline}`));
   const [pin] = findings;
+  const departs = told.departures.map(({ message }) => make("p", {}, message));
   fill(
     byId("told"),
+    departs,
     pin && make("p", {}, "First apart at step ", make("b", {}, whole(pin.step)), ", ", siteLink(told.first.site.a, named(told.first.site)), `: ${pin.message}`),
     make("p", { class: "faint" }, told.cause.evidence),
   );

@@ -284,3 +284,23 @@ def test_other_names_change_nothing(a: list[str], names: list[int]) -> None:
         "": "",
         **{one.path: other.path for one, other in zip(ones, others, strict=True)},
     }
+
+
+def of_models(*models: tuple[str, str]) -> Recording:
+    """Return the recording of models, each with its name and the prefix of its paths."""
+    sites = []
+    for number, (_, prefix) in enumerate(models):
+        path = f"{prefix}.0".removeprefix(".")
+        sites.append({"site": f"{path}:out", "type": "Linear", "root": number})
+    roots = [{"name": name, "prefix": prefix} for name, prefix in models]
+    return Recording.build(sites, roots=roots)
+
+
+def test_models_in_another_order_are_matched_by_their_names() -> None:
+    """The first model that is trained has no prefix: it is another one if that is not trained."""
+    a = of_models(("Encoder", ""), ("Decoder", "Decoder"))
+    b = of_models(("Decoder", ""), ("Encoder", "Encoder"))
+
+    found = {(same.a.path, same.b.path) for same in align(a, b).modules}
+
+    assert found == {("0", "Encoder.0"), ("Decoder.0", "0")}

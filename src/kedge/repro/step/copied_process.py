@@ -227,6 +227,8 @@ def _become_a_copy(work: Callable[[], bytes], writer: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _leave_shared_memory(library)
         _leave_files(writer)
+        # A notebook's own would wait for a thread that does not exist here.
+        sys.stdout = sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
         forbid_writing(library)
         sys.addaudithook(_refuse)
         # Only now, since libraries may have registered functions for a child.

@@ -1,8 +1,9 @@
 """A copy of the process that does some work, of which the program notices nothing.
 
 # Note [A copy of the process]
-A fork copies the memory of a process, with the batch, the weights and the variables of every frame,
-in some milliseconds (70 to 90 for 4 GB); the pages are shared until one of the two writes. The copy
+A fork copies the memory of a process, with the batch, the weights and the variables of every frame:
+the two that are made here take 27 ms for 0.1 GB, and 0.32 s for 4 GB; the pages are shared until one
+of the two writes. The copy
 can run the program's own code again, and change what it likes: the program goes on as if nothing
 had been done. For that to be so,
 

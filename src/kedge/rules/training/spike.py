@@ -286,7 +286,7 @@ def _words_of_rows(event: RowsEvent) -> str:
     for each in event.rows:
         words = f"row {each.row} carries {percent(each.loss)} of the loss"
         if each.gradient is not None:
-            words += f", and its gradient has {each.gradient:.2g} of the norm of the whole"
+            words += f", and the norm of its gradient is {percent(each.gradient)} of the whole's"
         parts.append(words)
     return f"{begin} of the {event.of} rows of the batch, counted from 0, {'; '.join(parts)}."
 

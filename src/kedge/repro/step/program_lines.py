@@ -39,7 +39,7 @@ from kedge.torch_internals.autograd_nodes import behind
 
 _CHANGING = ("append", "extend", "insert", "add", "update", "setdefault", "appendleft")
 """Methods that change a list, a set or a mapping."""
-_VIEWS = ("ReshapeAliasBackward0", "UnsafeViewBackward0", "ViewBackward0")
+_RESHAPING = ("ReshapeAliasBackward0", "UnsafeViewBackward0", "ViewBackward0")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Position = tuple[int, int]
@@ -118,10 +118,8 @@ def graph_of(losses: Sequence[Tensor]) -> Counter[str]:
 
     Which kind of view a reshaping makes also depends on whether the operations are seen.
     """
-    names = Counter(node.name() for node in behind(loss.grad_fn for loss in losses))
-    for view in _VIEWS:
-        names.pop(view, None)
-    return names
+    every = (node.name() for node in behind(loss.grad_fn for loss in losses))
+    return Counter(name for name in every if name not in _RESHAPING)
 
 
 def _leave_at_backward(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:

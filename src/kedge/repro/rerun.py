@@ -27,7 +27,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ from kedge.json_input.classes import as_json, read_as
 from kedge.repro.finiteness import Bad, counts
 from kedge.sites.site import Site
 from kedge.store.events import BadOperation
+from kedge.torch_internals.autograd_nodes import between
 from kedge.torch_internals.graph_task import current_node
 
 PATIENCE = 60.0
@@ -211,7 +211,7 @@ class BadOperationListing(Listing):
             is_placed = kind == "inf" and _name_of(own) in _PLACING
             if kind not in kinds and not is_placed:
                 self.made.append((kind, key))
-        for each in _between(node, before):
+        for each in between(node, before):
             self.nodes.setdefault(each, key)
 
 
@@ -219,18 +219,6 @@ def _name_of(site: Site) -> str:
     if site.op is None:
         return ""
     return site.op[0]
-
-
-def _between(node: Any, before: set[Any]) -> Iterator[Any]:
-    """Yield the nodes that an operation made, from its result back to the nodes of its inputs."""
-    waiting = [node]
-    known = {None, *before}
-    while waiting:
-        each = waiting.pop()
-        if each not in known:
-            known.add(each)
-            yield each
-            waiting += [earlier for earlier, _ in each.next_functions]
 
 
 def _spoiled(

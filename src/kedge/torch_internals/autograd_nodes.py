@@ -195,6 +195,18 @@ def behind(roots: Iterable[Node | None], since: int = 0) -> Iterator[Node]:
                 stack.append(before)
 
 
+def between(node: Node | None, before: Iterable[Node | None]) -> Iterator[Node]:
+    """Yield the nodes that an operation made: from that of its result, first, to those of its arguments."""
+    known = {None, *before}
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and each not in known:
+            known.add(each)
+            yield each
+            waiting += [earlier for earlier, _ in each.next_functions]
+
+
 def leaves_behind(results: Iterable[Tensor], ends: Iterable[Node | None]) -> list[Tensor]:
     """Return the leaves behind some results, without those behind certain nodes."""
     ends = set(ends)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from kedge.errors import NothingGained, NotPinned
+from kedge.files.pressure import Pressure
 from kedge.offload.stores.cpu import CopyWindow, CpuStore, ReadOrder
 from kedge.offload.stores.pinned import PinnedRanges
-from kedge.offload.stores.pressure import Pressure
 
 GPU = torch.device("cpu")  # what stands for a device: its "memory" is one large array
 KB = 1 << 10

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from kedge.errors import StoreError
+from kedge.files.pressure import Pressure
 from kedge.offload.stores import disk
 from kedge.offload.stores.disk import DiskStore
 from kedge.offload.stores.mapped import LIBC
 from kedge.offload.stores.memory_window import JobThread
-from kedge.offload.stores.pressure import Pressure
 from kedge.offload.stores.unnamed_file import UnnamedFile
 from tests.marks import DEVICE, needs_device
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kedge.files.pressure import Pressure
 from kedge.offload.plan.timing import TimingClock
-from kedge.offload.stores.pressure import Pressure
 from kedge.torch_internals import accelerators
 
 if sys.platform != "win32":

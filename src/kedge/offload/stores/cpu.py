@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from kedge.errors import NothingGained, warn
+from kedge.files.pressure import Pressure
 from kedge.offload.stores.pinned import PinnedRange, PinnedRanges
-from kedge.offload.stores.pressure import Pressure
 from kedge.offload.stores.streams import CopyDevice
 from kedge.torch_internals.tensors import version_of
 

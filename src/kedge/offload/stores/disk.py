@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ChecksumMismatch, StoreError
+from kedge.files.pressure import Pressure
 from kedge.offload.stores.memory_window import MemoryWindow
-from kedge.offload.stores.pressure import Pressure
 from kedge.offload.stores.unnamed_file import GROWTH, Piece, UnnamedFile, memory_of, pages
 
 WINDOW = 96 << 20

@@ -24,6 +24,7 @@ from kedge.repro.step.first_operations import (
     Origin,
     backward_of,
     first_bad_node,
+    has_nan,
     is_bad,
 )
 from kedge.repro.step.program_lines import RanAgain, StatementsAgain, graph_of, statements_before
@@ -51,17 +52,22 @@ def find_operation(frame: FrameType, losses: Sequence[Tensor], paths: Paths) -> 
     Returns:
         The event, as JSON, without its step and its loss; empty if nothing shows it.
     """
-    every = statements_before(frame)
-    return each_in_a_copy((partial(_try, each, losses, paths) for each in every), _MOST_TRIES)
-
-
-def _try(statements: StatementsAgain, losses: Sequence[Tensor], paths: Paths) -> bytes:
-    """Run some statements again; return what they show, or nothing."""
-    modules = list(paths())
+    modules = paths()
     if not _are_finite(param for module in modules for param in module.parameters(recurse=False)):
         return b""  # an earlier step made the first such value
     buffers = (buffer for module in modules for buffer in module.buffers(recurse=False))
-    masks = [each for each in buffers if is_bad(each) and not bool(torch.isnan(each).any())]
+    masks = [each for each in buffers if is_bad(each) and not has_nan(each)]
+    tries = (partial(_try, each, losses, modules, masks) for each in statements_before(frame))
+    return each_in_a_copy(tries, _MOST_TRIES)
+
+
+def _try(
+    statements: StatementsAgain,
+    losses: Sequence[Tensor],
+    paths: Mapping[nn.Module, str],
+    masks: Sequence[Tensor],
+) -> bytes:
+    """Run some statements again; return what they show, or nothing."""
     seen = FirstOperations(masks)
     random_numbers = _random_numbers()
     with seen:
@@ -188,13 +194,16 @@ def _words_of(origin: Origin) -> str:
 
 
 def _event(
-    found: _Found, node: str | None, statements: StatementsAgain, paths: Paths
+    found: _Found,
+    node: str | None,
+    statements: StatementsAgain,
+    paths: Mapping[nn.Module, str],
 ) -> ProducerEvent:
     """Return what ran again has shown as an event, without its step and its loss."""
     at = found.at
     module: str | None = ""
     if at.module is not None:
-        module = paths().get(at.module)
+        module = paths.get(at.module)
     event = ProducerEvent(
         step=0,
         operation=found.name,

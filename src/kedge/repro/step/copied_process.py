@@ -45,13 +45,13 @@ from typing import Any
 
 import torch
 
+from kedge.files.pressure import Pressure
 from kedge.repro.step.writing_forbidden import forbid_writing
 
 MOST_SECONDS = 60
 """Seconds after which a copy is ended."""
 _DESCRIPTORS = Path("/proc/self/fd")
 _MAPS = Path("/proc/self/maps")
-_MEMORY = Path("/proc/meminfo")
 _OWN_MEMORY = Path("/proc/self/statm")
 _AT_THIS_ADDRESS = 0x10
 """``MAP_FIXED`` of Linux."""
@@ -176,13 +176,12 @@ def can_copy() -> bool:
 
 def _has_memory_for_a_copy() -> bool:
     """Whether as much memory is free as this process has: as it goes on, it may write to all of it."""
+    room = Pressure().room()
     try:
         own = int(_OWN_MEMORY.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        fields = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
-        available = int(fields["MemAvailable"].split()[0]) << 10
-    except (OSError, ValueError, KeyError, IndexError):
+    except (OSError, ValueError, IndexError):
         return False
-    return own <= available
+    return room is not None and own <= room
 
 
 def each_in_a_copy(works: Iterator[Callable[[], bytes]], most: int) -> bytes:

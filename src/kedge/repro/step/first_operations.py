@@ -38,7 +38,7 @@ from kedge.hooks.operations.names import clean, name_of, overwrites
 from kedge.repro.step.changed_again import ChangedAgain
 from kedge.short_text import is_or_are, spans
 from kedge.sites import leaves
-from kedge.torch_internals.autograd_nodes import behind, function_of, is_leaf
+from kedge.torch_internals.autograd_nodes import behind, between, function_of, is_leaf
 from kedge.torch_internals.modes import seeing_operations
 
 PLACING = frozenset(
@@ -179,7 +179,8 @@ class _Call:
     """What an operation is given, as it was before the call.
 
     Attributes:
-        bad: The tensors that are not finite.
+        given: Its tensors.
+        bad: Those that are not finite.
         nan: Those of them that have a NaN.
         has_nan: Whether one of them, or a number, is NaN.
         has_infinity: Whether a number is infinite.
@@ -189,6 +190,7 @@ class _Call:
         before: The nodes of its tensors.
     """
 
+    given: tuple[Tensor, ...]
     bad: tuple[Tensor, ...]
     nan: tuple[Tensor, ...]
     has_nan: bool
@@ -201,7 +203,7 @@ class _Call:
     @classmethod
     def of(cls, name: str, arguments: Any) -> Self:
         """Look at the arguments of a call."""
-        tensors = [tensor for _, tensor in leaves.find(arguments)]
+        tensors = tuple(tensor for _, tensor in leaves.find(arguments))
         numbers = list(_numbers_in(arguments))
         bad = tuple(tensor for tensor in tensors if is_bad(tensor))
         nan = tuple(tensor for tensor in bad if has_nan(tensor))
@@ -209,6 +211,7 @@ class _Call:
         if not bad and name not in PLACING:
             span = _span(tensors)
         return cls(
+            tensors,
             bad,
             nan,
             has_nan=bool(nan) or any(map(math.isnan, numbers)),
@@ -332,11 +335,10 @@ class FirstOperations(TorchFunctionMode):
 
         made = [tensor for _, tensor in leaves.find(result)]
         made += [tensor for tensor in changed if all(tensor is not each for each in made)]
-        given = [tensor for _, tensor in leaves.find((tuple(args), taken))]
-        is_as_before = self._again.follow(given, made, before)
+        is_as_before = self._again.follow(call.given, made, before)
         at: CalledAt | None = None
         for tensor in made:
-            nodes = list(_between(tensor.grad_fn, call.before))
+            nodes = list(between(tensor.grad_fn, call.before))
             is_spoiled = is_bad(tensor)
             if not nodes and not is_spoiled:
                 continue
@@ -516,16 +518,3 @@ def _span(given: Iterable[Tensor]) -> tuple[float, float] | None:
     if low > high:
         return None
     return low, high
-
-
-def _between(node: Node | None, before: Iterable[Node | None]) -> Iterable[Node]:
-    """Yield the nodes that an operation made, from its result back to the nodes of its arguments."""
-    known = {None, *before}
-    waiting = [node]
-    while waiting:
-        each = waiting.pop()
-        if each is None or each in known or is_leaf(each):
-            continue
-        known.add(each)
-        yield each
-        waiting += [earlier for earlier, _ in each.next_functions]

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,6 @@ from kedge.json_input.classes import read_as
 from kedge.repro.step.copied_process import CopiedProcess, can_copy
 from kedge.store.events import ProducerEvent, RowsEvent
 from kedge.torch_internals.accelerators import set_generator_states
-
-Found = TypeVar("Found", ProducerEvent, RowsEvent)
 
 
 class StepAgain:

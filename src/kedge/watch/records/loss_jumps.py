@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-_RECENT = 10
-_HISTORY = 100
-_FIRST = 20
-_RTOL = 2.0
-_ABOVE = 5.0
+from kedge.rules.training.spike import Spike
+
+_RECENT, _HISTORY, _FIRST = Spike.recent, Spike.history, Spike.min_history
+_RTOL, _ABOVE = Spike.rtol, Spike.above
 
 
 class LossJumps:

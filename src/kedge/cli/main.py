@@ -37,6 +37,7 @@ from kedge.cli.output import make_writable
 from kedge.cli.parser import CANNOT, CommandParser
 from kedge.cli.progress import heed_quiet
 from kedge.cli.query import QueryCommand
+from kedge.cli.replay import ReplayCommand
 from kedge.cli.report import ReportCommand
 from kedge.cli.run import RunCommand
 from kedge.cli.serve import ServeCommand
@@ -69,6 +70,7 @@ COMMANDS: tuple[Command, ...] = (
     RunCommand(),
     ExamineCommand(),
     AttachCommand(),
+    ReplayCommand(),
     ReportCommand(),
     CheckCommand(),
     DiffCommand(),
@@ -92,13 +94,14 @@ parts of PyTorch that Kedge uses."""
 GROUPS = {
     "record a training": ("run", "attach", "sites"),
     "try one before it runs": ("examine",),
+    "run a step again": ("replay",),
     "read a recording": ("report", "check", "diff", "explain", "serve", "live"),
     "get data out": ("export", "query", "extract"),
     "set up the terminal": ("completion",),
 }
 
 #: The commands that run code of the user's, which finds its output as it is without them.
-RUNS = (RunCommand, ExamineCommand, SitesCommand, ExtractCommand)
+RUNS = (RunCommand, ExamineCommand, ReplayCommand, SitesCommand, ExtractCommand)
 
 BROKEN_PIPE_STATUS = 141
 

@@ -65,6 +65,15 @@ class RunCommand:
             help="run no step again in a copy of the process when its loss is NaN or jumps",
         )
         parser.add_argument(
+            "--keep-steps",
+            metavar="N",
+            type=_count,
+            help=(
+                "keep the last N steps for kedge replay; 0 keeps none (default: small ones whose "
+                "loss is NaN or jumps)"
+            ),
+        )
+        parser.add_argument(
             "--saved",
             action="store_true",
             help=(
@@ -128,6 +137,7 @@ class RunCommand:
             account,
             on,
             rerun=not args.no_rerun,
+            keep_steps=args.keep_steps,
         )
         return _run(program, order, Output(name, args.force, args.quiet, args.strict))
 
@@ -137,6 +147,12 @@ def _step_account(shield: Any) -> Any:
     from kedge.watch.records.step_account import StepAccount
 
     return StepAccount(shield)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps, such as 2")
+    return int(text)
 
 
 def _order(text: str) -> tuple[str, str]:

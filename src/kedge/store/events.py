@@ -770,6 +770,19 @@ class DumpEvent(RunEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptStepEvent(RunEvent):
+    """A backward pass of a step was kept in a folder of the recording, so that it can run again.
+
+    Attributes:
+        folder: The folder.
+    """
+
+    kind = "kept_step"
+    step: int
+    folder: PlainName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotEvent(RunEvent):
     """Parameters, buffers, optimizers and random numbers were kept in a folder of the recording.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,3 +31,11 @@ class RandomState:
         (_, one, *rest), (_, other, *others) = now._numpy, self._numpy
         if rest != others or one.tobytes() != other.tobytes():
             np.random.set_state(self._numpy)  # noqa: NPY002
+
+
+def set_random_state(entries: Mapping[str, Any]) -> None:
+    """Put Python's and NumPy's generators into the states that `RandomState.entries` gave."""
+    version, numbers, gauss = entries["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, *rest = entries["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002

@@ -101,3 +101,15 @@ def part_here(value: Any) -> Tensor | None:
 def is_sharded(parameter: Tensor) -> bool:
     """Whether the memory of a parameter comes and goes, as for one that is distributed over several processes."""
     return hasattr(parameter, "to_local") or bool(getattr(parameter, "_is_flat_param", False))
+
+
+def have_same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same type, shape and bits; a NaN is equal to itself."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(value: Tensor) -> Tensor:
+    own = value.detach().resolve_conj().resolve_neg()
+    return own.reshape(-1).contiguous().view(torch.uint8)

@@ -269,6 +269,8 @@ class Watcher:
         self.steps.count_pass(passes, graded)
         self.models.passes.renew()
         self.kinds.pass_began(passes, graded=graded)
+        if graded:
+            self.record.kept.forward_began()
 
     # -- backward ---------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ def test_a_snapshot_that_cannot_be_written_is_reported(tmp_path, monkeypatch, ca
     def fail(*_args, **_named):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kedge.watch.acting.snapshot.save_file", fail)
+    monkeypatch.setattr("kedge.watch.kept.program_state.save_file", fail)
     training = Training(sgd, bad=(2,))
     with kedge.watch(tmp_path / "run.kedge", on={"NAN-BORN": "snapshot,skip"}) as run:
         run.tell = None

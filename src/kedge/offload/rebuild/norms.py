@@ -35,6 +35,7 @@ from kedge.offload.held.handle import Handle
 from kedge.offload.rebuild.recipe import Term
 from kedge.offload.rebuild.recipe_builder import NOTHING, Apply, RebuildRule, RecipeBuilder
 from kedge.torch_internals.autograd_nodes import number_in, raw, saved
+from kedge.torch_internals.tensors import have_same_bits
 
 _USUAL = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-4, 1e-3, 0.0)
 _EXACT = frozenset({torch.float32, torch.float64})
@@ -240,10 +241,10 @@ def _solve(source: Tensor, spread: Tensor, shape: list[int]) -> float | None:
     wanted = spread[place]
     for epsilon in _candidates(row, wanted):
         _, _, found = torch.native_layer_norm(row, shape, None, None, epsilon)
-        if not _same_bits(found, wanted):
+        if not have_same_bits(found, wanted):
             continue
         _, _, found = torch.native_layer_norm(source, shape, None, None, epsilon)
-        if _same_bits(found, spread):
+        if have_same_bits(found, spread):
             return epsilon
     return None
 
@@ -256,13 +257,6 @@ def _candidates(row: Tensor, wanted: Tensor) -> Iterator[float]:
         yield from dict.fromkeys(rounded)
 
 
-def _same_bits(left: Tensor, right: Tensor) -> bool:
-    if left.dtype != right.dtype:
-        return False
-    integer = torch.int32 if left.dtype == torch.float32 else torch.int64
-    return torch.equal(left.contiguous().view(integer), right.contiguous().view(integer))
-
-
 def _by_layer(
     source: Tensor,
     spread: Tensor,
@@ -272,7 +266,7 @@ def _by_layer(
     epsilon: float,
 ) -> Tensor:
     made, _, found = torch.native_layer_norm(source, shape, weight, bias, epsilon)
-    if source.device.type != "cpu" or _same_bits(found, spread):
+    if source.device.type != "cpu" or have_same_bits(found, spread):
         return made
     other = _solve(source, spread, shape)  # the same weight was used with two epsilons
     if other is None:

@@ -31,12 +31,11 @@ from torch import Tensor, nn
 
 from kedge.errors import RecomputedWrong
 from kedge.hooks.placing.concealed import KedgeHook
-from kedge.offload.held.raw_bytes import plain
 from kedge.offload.recompute import past
 from kedge.torch_internals.hook_tables import after_forward, before_forward
 from kedge.torch_internals.module_tables import modules_in, own_buffers, own_parameters, put_back
 from kedge.torch_internals.random_state import RandomState
-from kedge.torch_internals.tensors import version_of
+from kedge.torch_internals.tensors import have_same_bits, version_of
 
 _OF_MODULE = frozenset(vars(nn.Module()))
 """The attributes that every module has: its tables and its mode."""
@@ -334,15 +333,6 @@ def _hooks_of(module: nn.Module) -> list[Any]:
             # By `items`, as PyTorch reads it: `values` of a table with hooks of Kedge's is a copy.
             found += [hook for _, hook in table.items() if not isinstance(hook, KedgeHook)]
     return found
-
-
-def have_same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one kind have the same bits; a NaN is equal to itself."""
-    return torch.equal(_bits(one), _bits(other))
-
-
-def _bits(value: Tensor) -> Tensor:
-    return plain(value).reshape(-1).contiguous().view(torch.uint8)
 
 
 def _can_copy(value: Tensor) -> bool:

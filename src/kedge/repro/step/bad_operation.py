@@ -84,16 +84,43 @@ def _try(
     if not all(_are_alike(*each) for each in values):
         return b""
 
-    found = _of_losses(seen, again.losses)
-    if found is None and _are_finite(again.losses):
-        found = _of_gradients(seen, again)
+    found = _found_in(seen, again)
     if found is None:
         return b""
     if random_numbers != _random_numbers() and not _are_same(values):
         found = replace(found, detail=found.detail + _DRAWN_ANEW)
-    nodes = (node.name() for node, at in seen.nodes.items() if at is found.at)
-    event = _event(found, next(nodes, None), statements, paths)
-    return json.dumps(as_json(event)).encode()
+    return json.dumps(as_json(_event(found, seen, statements, paths))).encode()
+
+
+def operation_of(
+    statements: StatementsAgain, paths: Mapping[nn.Module, str]
+) -> ProducerEvent | None:
+    """Return the operation of some statements that makes their loss, or its gradients, not finite.
+
+    They run once more. It has neither a step nor a loss; None if nothing is not finite, or no
+    operation of the statements made it so.
+
+    Args:
+        statements: The statements.
+        paths: The path of each module.
+    """
+    seen = FirstOperations(())
+    with seen:
+        again = statements.run()
+    if again is None:
+        return None
+    found = _found_in(seen, again)
+    if found is None:
+        return None
+    return _event(found, seen, statements, paths)
+
+
+def _found_in(seen: FirstOperations, again: RanAgain) -> _Found | None:
+    """Return the operation that made a loss, or the gradients of finite losses, not finite."""
+    found = _of_losses(seen, again.losses)
+    if found is None and _are_finite(again.losses):
+        found = _of_gradients(seen, again)
+    return found
 
 
 def _random_numbers() -> tuple[bytes, dict[str, Any]]:
@@ -195,19 +222,20 @@ def _words_of(origin: Origin) -> str:
 
 def _event(
     found: _Found,
-    node: str | None,
+    seen: FirstOperations,
     statements: StatementsAgain,
     paths: Mapping[nn.Module, str],
 ) -> ProducerEvent:
     """Return what ran again has shown as an event, without its step and its loss."""
     at = found.at
+    nodes = (node.name() for node, made_at in seen.nodes.items() if made_at is at)
     module: str | None = ""
     if at.module is not None:
         module = paths.get(at.module)
     event = ProducerEvent(
         step=0,
         operation=found.name,
-        node=node,
+        node=next(nodes, None),
         module=module,
         where=found.where,
         detail=found.detail,

@@ -79,7 +79,7 @@ class StatementsAgain:
         code: The statements.
         names: The names of the frame.
         bound: The names that the statements before the last give a value to.
-        taken: The names that they read, and give no value to.
+        taken: The names that they read before they give a value to them.
         function: The qualified name of the frame's function.
     """
 
@@ -235,10 +235,8 @@ def _compiled(frame: FrameType, taken: Sequence[ast.stmt], bound: set[str]) -> S
     module = ast.Module([*before, last], [])
     code = compile(module, frame.f_code.co_filename, "exec", dont_inherit=True)
     names = {**frame.f_globals, **frame.f_locals}
-    read = set().union(*map(_loaded, taken))
-    return StatementsAgain(
-        code, names, frozenset(bound), frozenset(read - bound), frame.f_code.co_qualname
-    )
+    read = _read_first(taken, set())
+    return StatementsAgain(code, names, frozenset(bound), frozenset(read), frame.f_code.co_qualname)
 
 
 def _place_in(frame: FrameType) -> _Here | None:
@@ -326,7 +324,30 @@ def _loaded(statement: ast.AST) -> set[str]:
     return found
 
 
-def _bound(statement: ast.stmt) -> set[str]:
+def _read_first(statements: Sequence[ast.stmt], bound: set[str]) -> set[str]:
+    """Return the names that statements read before one of them gives a value to them.
+
+    Args:
+        statements: The statements.
+        bound: The names that have a value of theirs already; those that they give one to are added.
+    """
+    read: set[str] = set()
+    for statement in statements:
+        blocks = [getattr(statement, name, []) for name in _BLOCKS]
+        inner = [each for block in blocks for each in block]
+        if not inner or isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
+            read |= _loaded(statement) - bound
+            bound |= _bound(statement)
+            continue
+        heads = (each for each in ast.iter_child_nodes(statement) if each not in inner)
+        read |= set().union(*map(_loaded, heads)) - bound
+        bound |= _bound(statement) - set().union(*map(_bound, inner))
+        for block in blocks:
+            read |= _read_first(block, bound)
+    return read
+
+
+def _bound(statement: ast.AST) -> set[str]:
     """Return the names that a statement gives a value to, or whose value it changes."""
     found = set()
     for node in ast.walk(statement):

@@ -54,7 +54,7 @@ from kedge.watch.acting.orders import (
     looks_before_steps,
 )
 from kedge.watch.acting.set_aside import GradientsAside
-from kedge.watch.acting.snapshot import write_snapshot
+from kedge.watch.kept.program_state import write_snapshot
 from kedge.watch.records.record import TrainingRecord
 from kedge.watch.steps.shield import WatchShield
 

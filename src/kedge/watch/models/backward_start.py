@@ -257,6 +257,18 @@ def programs_line(frame: FrameType) -> FrameType | None:
     return library
 
 
+def frame_below(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame, if the program's is around it, else that one.
+
+    Between the two lies a trainer, which has the lines that computed the loss. On a thread of its
+    own, a backward pass has no such frames around it.
+    """
+    here = sys._getframe(1)
+    if any(each is frame for each in frames_around(here)):
+        return here
+    return frame
+
+
 def operation_of(value: Tensor) -> tuple[str | None, str]:
     """Return the name of the node that made a tensor, and that of its operation: ``nll_loss``."""
     if value.grad_fn is None:

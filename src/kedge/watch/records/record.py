@@ -16,6 +16,7 @@ from kedge.actions.measure.meter import Meter
 from kedge.store.events import LedgerLine
 from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import dynamo
+from kedge.watch.kept.kept_steps import KeptSteps
 from kedge.watch.models.backward_start import BackwardStart, began, programs_line
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import KnownOptimizer, Optimizers, params_of
@@ -78,7 +79,8 @@ class TrainingRecord:
         self.losses = Losses(meter, curves, GradientChecks(models.passes))
         self.writer = MeterSink(log, meter, curves, models.roots, optimizers, self._sources)
         finished.sink = self.writer
-        self.steps_again = StepsAgain(models)
+        self.steps_again = again = StepsAgain(models)
+        self.kept = KeptSteps(models, optimizers, lambda: again.random_state)
         self.measured = True
         self.dump: FirstBadCall | None = None
 
@@ -114,9 +116,12 @@ class TrainingRecord:
         was_bad = self.losses.bad
         notes += self.by_hand.backward_began(measured=self.measured)
         notes += self.losses.began(at, self.step(), measured=self.measured)
+        self.kept.backward_began(at, self.step(), self.losses.scale)
         if self.losses.bad and not was_bad:
+            self.kept.keep_bad(at, self.step(), self.losses.scale, began=True)
             self.steps_again.find_operation(at, self.step(), self.losses.path_of(at))
         elif self.losses.has_jumped:
+            self.kept.keep_bad(at, self.step(), self.losses.scale, began=True)
             self.steps_again.find_rows(at, self.step(), self.losses.path_of(at))
         if self.measured:
             notes += self.facts.backward_began(self.step(), models.roots, models.passes, at.frame)
@@ -137,18 +142,22 @@ class TrainingRecord:
         if self.by_hand.waits:
             self.writer.notes += self.by_hand.backward_began(measured=False)
         self.writer.notes += self.losses.skipped(loss, number, frame, step)
-        if self.losses.has_jumped:
-            self._find_rows(loss, frame, step)
+        if self.losses.has_jumped or self.kept.last:
+            self._look_again(loss, frame, step)
         if number is not None:
             return False
         self.curves.look(step)
         return self._note_news()
 
-    def _find_rows(self, loss: Tensor, backward: FrameType, step: int) -> None:
-        """Begin to look for the rows that made a loss jump."""
+    def _look_again(self, loss: Tensor, backward: FrameType, step: int) -> None:
+        """Keep the pass of a skipped step; if its loss has jumped, begin to look for the rows of that."""
         line = programs_line(backward)
-        if line is not None:
-            start = BackwardStart((loss,), (line.f_code, line.f_lineno), line)
+        if line is None:
+            return
+        start = BackwardStart((loss,), (line.f_code, line.f_lineno), line)
+        self.kept.backward_began(start, step, None)
+        if self.losses.has_jumped:
+            self.kept.keep_bad(start, step, None, began=True)
             self.steps_again.find_rows(start, step, self.losses.path_of(start))
 
     def skipped_gradients(self, places: tuple[ParameterSites, ...]) -> None:
@@ -185,6 +194,7 @@ class TrainingRecord:
                 at, self.step(), measured=self.measured
             )
             if not self.losses.bad:
+                self.kept.keep_bad(at, self.step(), self.losses.scale, began=False)
                 self.steps_again.find_operation(at, self.step(), self.losses.path_of(at))
         if self.measured:
             self.facts.gradients.backward_ended(passes)
@@ -225,6 +235,7 @@ class TrainingRecord:
         bad = self.is_bad
         models = self.models
         self.writer.notes += self.steps_again.arrived()
+        self.writer.notes += self.kept.write()
         self.writer.notes += self.first_step.close(step)
         if self.dump is not None:
             self.dump.step_ended(bad)
@@ -282,6 +293,8 @@ class TrainingRecord:
         if is_partial:
             self.curves.drop(step)
         self.writer.finish(step)
+        for event in self.kept.write(at_end=True):
+            self.writer.log.event(event)
         return (silent or []) + unused(models.places)
 
     def _look_last(self, step: int) -> bool:

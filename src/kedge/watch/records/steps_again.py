@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic
-from types import FrameType
 
 from torch import Tensor, nn
 
-from kedge.frames import frames_around
 from kedge.repro.step.bad_operation import find_operation
 from kedge.repro.step.rows import find_rows
 from kedge.repro.step.step_again import StepAgain, can_run_again
 from kedge.store.events import ProducerEvent, RowsEvent
 from kedge.torch_internals.accelerators import cpu_generator_state
 from kedge.torch_internals.module_tables import modules_in
-from kedge.watch.models.backward_start import BackwardStart
+from kedge.watch.models.backward_start import BackwardStart, frame_below
 from kedge.watch.models.models import Models
 
 _MOST = 2
@@ -55,6 +52,11 @@ class StepsAgain:
         """Keep the state of PyTorch's random numbers: here the next step begins; it takes a microsecond."""
         self._random_state = cpu_generator_state()
 
+    @property
+    def random_state(self) -> Tensor | None:
+        """The state of PyTorch's random numbers after the last step; None before."""
+        return self._random_state
+
     def find_operation(self, at: BackwardStart, step: int, site: str) -> None:
         """Begin to look for the operation that made the current loss, or its gradients, not finite.
 
@@ -63,14 +65,14 @@ class StepsAgain:
             step: The step.
             site: The path of the loss.
         """
-        frame = _frame_below(at.frame)
+        frame = frame_below(at.frame)
         if frame is not None:
             find = partial(find_operation, frame, at.tensors, self._paths)
             self._begin(find, ProducerEvent, at, step, site)
 
     def find_rows(self, at: BackwardStart, step: int, site: str) -> None:
         """Begin to look for the rows of the batch that made the current loss jump; arguments as above."""
-        frame = _frame_below(at.frame)
+        frame = frame_below(at.frame)
         if frame is not None:
             self._begin(partial(find_rows, frame, at.tensors), RowsEvent, at, step, site)
 
@@ -128,15 +130,3 @@ class StepsAgain:
                 for path, inner in modules_in(module).items():
                     found.setdefault(inner, root.label(path))
         return found
-
-
-def _frame_below(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame, if the program's is around it, else that one.
-
-    Between the two lies a trainer, which has the lines that computed the loss. On a thread of its
-    own, a backward pass has no such frames around it.
-    """
-    here = sys._getframe(2)
-    if any(each is frame for each in frames_around(here)):
-        return here
-    return frame

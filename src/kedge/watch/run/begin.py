@@ -17,6 +17,7 @@ from kedge.store.events import JoinedEvent
 from kedge.store.writing.folder import RecordingWriter, create, join
 from kedge.torch_internals import accelerators
 from kedge.watch.acting.acting import Acting
+from kedge.watch.kept.kept_steps import KeptSteps
 from kedge.watch.records.writer import StepSink
 from kedge.watch.run.options import WatchOptions
 from kedge.watch.run.ranks import LaunchedRank, places
@@ -44,6 +45,7 @@ def make_watch(
         record.dump = FirstBadCall(place, log, watch.step, rerun=operations_of)
     if not options.rerun:
         record.steps_again.refuse()
+    _keep_steps(record.kept, options.keep_steps, place)
     if options.saved is not None:
         first_step = record.first_step
         first_step.step_account = options.saved(first_step.shield)
@@ -61,6 +63,15 @@ def make_watch(
             options.budget,
         )
     return watch
+
+
+def _keep_steps(kept: KeptSteps, last: int | None, place: Callable[[], Path | None] | None) -> None:
+    """Keep the last steps of the run, or bad ones; none in a program of several ranks, which run together."""
+    if place is None or last == 0 or LaunchedRank.here().world > 1:
+        kept.bad = 0
+        return
+    kept.place = place
+    kept.last = last or 0
 
 
 def begin_recording(

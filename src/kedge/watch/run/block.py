@@ -309,6 +309,7 @@ def watch(
     strict: bool = False,
     on: Mapping[str, str | Sequence[str]] | None = None,
     rerun: bool = True,
+    keep_steps: int | None = None,
 ) -> WatchBlock:
     """Record every model that runs in this process, and report what goes wrong.
 
@@ -331,6 +332,8 @@ def watch(
             with commas between.
         rerun: Whether a step whose loss is not finite, or jumps, runs again in a copy of the
             process; only on a CPU under Linux.
+        keep_steps: How many of the last steps to keep for ``kedge replay``; None for bad ones
+            alone, if they are small.
 
     Returns:
         The block.
@@ -350,8 +353,14 @@ def watch(
             f"watch(budget={described(budget)}): budget is a share of the run's time, "
             "such as 0.03, or None"
         )
+    if not (keep_steps is None or (type(keep_steps) is int and keep_steps >= 0)):
+        raise WrongCall(
+            f"watch(keep_steps={described(keep_steps)}): keep_steps is a number of steps, or None"
+        )
     if not isinstance(sites, str):
         sites = str(Selector(sites))
     orders = with_those_of_project(orders_of(on or {}, "watch(on=...): "))
-    options = WatchOptions(sites, every, budget, dump, on=orders, rerun=rerun)
+    options = WatchOptions(
+        sites, every, budget, dump, on=orders, rerun=rerun, keep_steps=keep_steps
+    )
     return WatchBlock(path, options, force=force, strict=strict)

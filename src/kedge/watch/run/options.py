@@ -34,6 +34,8 @@ class WatchOptions:
             (`kedge.watch.records.first_step.SavedTensorList`). None: no list.
         on: What is done at findings while the program runs; see `kedge.watch.acting.orders`.
         rerun: Whether bad steps run again in a copy of the process.
+        keep_steps: How many of the last steps are kept, to run again later; None to keep bad steps
+            alone, if they are small.
     """
 
     sites: str = "**"
@@ -43,6 +45,7 @@ class WatchOptions:
     saved: Callable[[Any], Any] | None = None
     on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rerun: bool = True
+    keep_steps: int | None = None
 
 
 def manifest_of(command: Sequence[str], script: str, options: WatchOptions) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Steps of a run that are kept, to be run again later."""

@@ -1,0 +1,1 @@
+"""What a watch keeps of a program: its state, and the steps that can run again later."""

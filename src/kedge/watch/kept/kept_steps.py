@@ -1,0 +1,295 @@
+"""Keeps steps of a run, so that they can run again later: a bad one, and the last ones where that is asked for.
+
+# Note [What is kept of a step]
+At a backward pass the parameters and the optimizers are as they were when its forward pass began, and the
+variables of the program have the batch: see Note [What lines take] in `kedge.repro.kept.step_inputs`.
+What the forward pass changes, buffers and random numbers, has to be copied before it, which is done
+only where the last steps are kept. A bad step is known when it is too late for that: its buffers are
+those after its forward pass, and its random numbers those after the step before. A tensor that
+has not changed since the last kept pass is not copied again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from kedge.files.atomic_write import new_folder
+from kedge.repro.kept.kept_pass import KeptModel, KeptOptimizer, KeptPass
+from kedge.repro.kept.sources import write_sources
+from kedge.repro.kept.step_inputs import LinesTaken, StepInputs
+from kedge.repro.package import copy_on_cpu
+from kedge.sites import leaves
+from kedge.stderr import Shield
+from kedge.store.events import KeptStepEvent
+from kedge.torch_internals.accelerators import generator_states
+from kedge.torch_internals.module_tables import buffers_in, modules_in, parameters_in
+from kedge.torch_internals.random_state import RandomState
+from kedge.watch.kept.program_state import ProgramState, named_models
+from kedge.watch.models.backward_start import BackwardStart, frame_below
+from kedge.watch.models.models import Models
+from kedge.watch.models.optimizers import Optimizers
+
+_MOST_BAD = 2
+"""Most bad steps of a run that are kept without being asked for."""
+_LARGEST_BAD = 128 * 2**20
+"""Most bytes of the tensors of one that is."""
+
+
+@dataclass
+class _Before:
+    """What a forward pass changes, copied before it."""
+
+    buffers: dict[int, Tensor]
+    random_numbers: dict[str, Tensor]
+    python_numbers: dict[str, object]
+
+
+@dataclass
+class _Held:
+    """A pass that is kept, in memory."""
+
+    step: int
+    number: int
+    inputs: StepInputs
+    losses: list[Tensor]
+    scale: float
+    state: ProgramState
+    models: dict[str, KeptModel]
+    gradients: dict[str, Tensor] | None
+    random_numbers: list[Mapping[str, Tensor]]
+    python_numbers: dict[str, object] | None
+    optimizers: dict[int, str]
+    """The files of the optimizers, by the identity of each."""
+    types: dict[str, str]
+    stepped: set[str] = field(default_factory=set)
+
+    def as_pass(self) -> KeptPass:
+        """Return the pass as it is written."""
+        optimizers = {
+            name: KeptOptimizer(kind, name in self.stepped, self.state.optimizers[name][0])
+            for name, kind in self.types.items()
+        }
+        return KeptPass(
+            self.step,
+            self.number,
+            self.inputs,
+            self.losses,
+            self.scale,
+            self.models,
+            optimizers,
+            self.gradients,
+            self.random_numbers,
+            self.python_numbers,
+        )
+
+
+class KeptSteps:
+    """Keeps steps of a run; see Note [What is kept of a step].
+
+    Args:
+        models: The watched models.
+        optimizers: The optimizers.
+        after_last: Returns the state of PyTorch's random numbers after the last step; None if it
+            is not known.
+
+    Attributes:
+        last: How many of the last steps are kept.
+        bad: How many bad ones may yet be kept.
+        place: Returns the recording; None as long as there is none.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        optimizers: Optimizers,
+        after_last: Callable[[], Tensor | None],
+    ) -> None:
+        self.last = 0
+        self.bad = _MOST_BAD
+        self.place: Callable[[], Path | None] = _nowhere
+        self._keeping = Shield("keeping a step", "the program goes on, and no more are kept")
+        self._models = models
+        self._optimizers = optimizers
+        self._after_last = after_last
+        self._lines = LinesTaken()
+        self._before: _Before | None = None
+        self._held: list[_Held] = []
+        self._wanted: list[_Held] = []
+
+    def forward_began(self) -> None:
+        """Copy what the forward pass that begins will change, if the last steps are kept."""
+        if self.last and self._before is None:
+            self._before = self._keeping(self._copied_before)
+
+    def backward_began(self, at: BackwardStart, step: int, scale: Tensor | None) -> None:
+        """Keep a pass that begins, if the last steps are kept.
+
+        Args:
+            at: The pass.
+            step: The step.
+            scale: What a `GradScaler` has multiplied the losses by; None without one.
+        """
+        if not self.last:
+            return
+        self._held = [each for each in self._held if each.step > step - self.last]
+        held = self._keeping(self._copied, at, step, scale, began=True)
+        if held is not None:
+            self._held.append(held)
+
+    def keep_bad(self, at: BackwardStart, step: int, scale: Tensor | None, *, began: bool) -> None:
+        """Keep a pass with a bad loss, or with bad gradients, if it is small.
+
+        Args:
+            at: The pass.
+            step: The step.
+            scale: As above.
+            began: Whether it begins, so that its own gradients are not there yet.
+        """
+        if self.bad <= 0 or any(each.step == step for each in (*self._wanted, *self._held)):
+            return
+        if not at.tensors or not self._keeping(self._is_small):
+            return
+        held = self._keeping(self._copied, at, step, scale, began=began)
+        if held is not None:
+            self.bad -= 1
+            self._wanted.append(held)
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Note that an optimizer steps after the last pass."""
+        for held in (*self._held[-1:], *self._wanted[-1:]):
+            name = held.optimizers.get(id(optimizer))
+            if name is not None:
+                held.stepped.add(name)
+
+    def write(self, *, at_end: bool = False) -> list[KeptStepEvent]:
+        """Write the bad steps, or at the end the last ones, too; returns an event for each pass.
+
+        Nothing is written as long as there is no recording.
+        """
+        recording = self.place()
+        if recording is None or not (self._wanted or (at_end and self._held)):
+            return []
+        return self._keeping(self._write, recording, at_end=at_end) or []
+
+    def _write(self, recording: Path, *, at_end: bool) -> list[KeptStepEvent]:
+        wanted, self._wanted = self._wanted, []
+        if at_end:
+            wanted += self._held
+            self._held = []
+        write_sources(recording)
+        events = []
+        for held in wanted:
+            kept = held.as_pass()
+            with new_folder(recording / kept.folder) as place:
+                held.state.write(place)
+                kept.write(place)
+            events.append(KeptStepEvent(step=kept.step, folder=kept.folder))
+        return events
+
+    # -- copying ------------------------------------------------------------------------
+
+    def _copied_before(self) -> _Before:
+        buffers = {
+            id(value): copy_on_cpu(value)
+            for _, module in named_models(self._models.roots)
+            for value in buffers_in(module).values()
+        }
+        return _Before(buffers, generator_states(), RandomState().entries())
+
+    def _copied(
+        self, at: BackwardStart, step: int, scale: Tensor | None, *, began: bool
+    ) -> _Held | None:
+        """Return a pass with copies of all that it needs; None if its lines cannot run again."""
+        before, self._before = self._before, None
+        frame = frame_below(at.frame)
+        if frame is None:
+            return None
+        inputs = self._lines.inputs_of(frame)
+        if inputs is None:
+            return None
+        gradients = None
+        if began:
+            gradients = self._gradients()
+        known = self._known_optimizers()
+        earlier = None
+        if self._held:
+            earlier = self._held[-1].state
+        state = ProgramState.now(self._models.roots, known, earlier)
+        random_numbers: list[Mapping[str, Tensor]] = []
+        python_numbers = None
+        if before is not None:
+            state = state.with_buffers(self._models.roots, before.buffers)
+            random_numbers.append(before.random_numbers)
+            python_numbers = before.python_numbers
+        after_last = self._after_last()
+        if after_last is not None:
+            random_numbers.append({"cpu": after_last})
+        number = sum(each.step == step for each in self._held)
+        names = dict(zip(known, state.optimizers, strict=True))
+        factor = 1.0
+        if scale is not None:
+            factor = float(scale)
+        return _Held(
+            step,
+            number,
+            inputs,
+            [copy_on_cpu(loss) for loss in at.tensors],
+            factor,
+            state,
+            self._modes(state),
+            gradients,
+            random_numbers,
+            python_numbers,
+            {id(optimizer): names[index] for index, optimizer in known.items()},
+            {names[index]: type(optimizer).__name__ for index, optimizer in known.items()},
+        )
+
+    def _known_optimizers(self) -> dict[int, Optimizer]:
+        """Return the optimizers that train, also those that have not stepped yet."""
+        known = list(self._optimizers.known().values())
+        if self._optimizers.leading is None:
+            known += self._optimizers.waiting()
+        return dict(enumerate({id(each): each for each in known}.values()))
+
+    def _modes(self, state: ProgramState) -> dict[str, KeptModel]:
+        modes = {}
+        for name, module in named_models(self._models.roots):
+            if name in state.models:
+                inside = modules_in(module).items()
+                modes[name] = KeptModel(
+                    type(module).__name__,
+                    [path for path, each in inside if not each.training],
+                    [at for at, p in parameters_in(module).items() if not p.requires_grad],
+                )
+        return modes
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """Return the gradients that are there before a pass and are not zero."""
+        return {
+            f"{name}.{at}": copy_on_cpu(param.grad)
+            for name, module in named_models(self._models.roots)
+            for at, param in parameters_in(module).items()
+            if param.grad is not None and bool(param.grad.any())
+        }
+
+    def _is_small(self) -> bool:
+        """Whether all tensors are in the CPU's memory, and few enough to be kept without being asked for."""
+        size = 0
+        for _, module in named_models(self._models.roots):
+            for value in (*parameters_in(module).values(), *buffers_in(module).values()):
+                if not value.is_cpu:
+                    return False
+                size += value.nbytes
+        for optimizer in self._known_optimizers().values():
+            found = leaves.find(list(optimizer.state.values()))
+            size += sum(value.nbytes for _, value in found)
+        return size <= _LARGEST_BAD
+
+
+def _nowhere() -> None:
+    """There is no recording."""

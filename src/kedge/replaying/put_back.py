@@ -82,18 +82,36 @@ class KeptState:
         """Put everything back, with the gradients that were there before the pass."""
         for name, model in self.models.items():
             _put_into_model(self, name, model)
+        for name, param in self.trained().items():
+            gradient = self.gradients.get(name)
+            param.grad = None
+            if gradient is not None:
+                param.grad = gradient.to(param.device, copy=True)
         for name, optimizer in self.optimizers.items():
             _put_into_optimizer(self.kept.optimizers[name], self._tensors[name], optimizer)
 
+    def widen(self) -> None:
+        """Make parameters, buffers, gradients and averages float64."""
+        for model in self.models.values():
+            model.double()
+        for optimizer in self.optimizers.values():
+            for param, entry in optimizer.state.items():
+                param.data = param.data.double()
+                for key, value in entry.items():
+                    if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
+                        entry[key] = value.double()
+
     def trained(self) -> dict[str, nn.Parameter]:
-        """Return the parameters of the models that need gradients, each once."""
+        """Return the parameters of the models and the optimizers that need gradients, each once."""
         found = {
             id(param): (f"{name}.{at}", param)
             for name, model in self.models.items()
             for at, param in parameters_in(model).items()
-            if param.requires_grad
         }
-        return dict(found.values())
+        for name, optimizer in self.optimizers.items():
+            for at, param in enumerate(params_of(optimizer)):
+                found.setdefault(id(param), (f"{name}.{at}", param))
+        return {name: param for name, param in found.values() if param.requires_grad}
 
     def tensors(self, name: str) -> Mapping[str, Tensor]:
         """Return the kept tensors of a model."""
@@ -156,10 +174,6 @@ def _put_into_model(state: KeptState, name: str, model: nn.Module) -> None:
         module.training = path not in about.in_eval
     for at, param in parameters_in(model).items():
         param.requires_grad_(at not in about.frozen)
-        gradient = state.gradients.get(f"{name}.{at}")
-        param.grad = None
-        if gradient is not None:
-            param.grad = gradient.clone().to(param.device)
 
 
 def _put_into_optimizer(

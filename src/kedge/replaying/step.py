@@ -135,7 +135,9 @@ class StepReplay:
         is_different = bool(str(what_if))
         around = nullcontext if is_different else watching
         again = self._outcome(start, WhatIf(), around)
-        leads_on = self._leads_on()
+        leads_on = None
+        if is_same:
+            leads_on = self._leads_on()
         origin = None
         if again.error is None and not self._is_finite(again):
             origin = self._origin(start)
@@ -143,9 +145,9 @@ class StepReplay:
         if is_different:
             other = self._outcome(start, what_if, watching)
         lacking = [*self._state.lacking]
-        lacking += [
-            f"the variable {name.rpartition('.')[2]}" for name in self._kept.inputs.left_out
-        ]
+        if not is_same:
+            left_out = (name.rpartition(".")[2] for name in self._kept.inputs.left_out)
+            lacking += [f"the variable {name}" for name in left_out]
         return Replayed(
             _value(self._kept.losses) / self._kept.scale,
             again,
@@ -253,8 +255,7 @@ class StepReplay:
         if what_if.without_rows:
             values |= self._without_rows(start.statements, values, what_if.without_rows)
         if what_if.double:
-            for model in self._state.models.values():
-                model.double()
+            self._state.widen()
             for name, value in values.items():
                 wide = {at: t.double() for at, t in leaves.find(value) if t.is_floating_point()}
                 values[name] = leaves.put(value, wide)
@@ -309,7 +310,8 @@ class StepReplay:
 
     def _leads_on(self) -> bool | None:
         """Whether the models now have the parameters and buffers of the next kept pass."""
-        if self._following is None or not any(e.stepped for e in self._kept.optimizers.values()):
+        steps = any(each.stepped for each in self._kept.optimizers.values())
+        if not (self._following and self._state.models and steps):
             return None
         for name, model in self._state.models.items():
             following = self._following.get(name, {})

@@ -11,7 +11,7 @@ has not changed since the last kept pass is not copied again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -118,6 +118,7 @@ class KeptSteps:
         self._after_last = after_last
         self._lines = LinesTaken()
         self._before: _Before | None = None
+        self._after_pass: tuple[int, dict[str, Tensor]] = (-1, {})
         self._held: list[_Held] = []
         self._wanted: list[_Held] = []
 
@@ -226,9 +227,7 @@ class KeptSteps:
             state = state.with_buffers(self._models.roots, before.buffers)
             random_numbers.append(before.random_numbers)
             python_numbers = before.python_numbers
-        after_last = self._after_last()
-        if after_last is not None:
-            random_numbers.append({"cpu": after_last})
+        random_numbers += self._between_steps(step)
         number = sum(each.step == step for each in self._held)
         names = dict(zip(known, state.optimizers, strict=True))
         factor = 1.0
@@ -248,6 +247,20 @@ class KeptSteps:
             {id(optimizer): names[index] for index, optimizer in known.items()},
             {names[index]: type(optimizer).__name__ for index, optimizer in known.items()},
         )
+
+    def _between_steps(self, step: int) -> Iterator[Mapping[str, Tensor]]:
+        """Yield the random numbers that were there before the lines of a pass, which may draw some before they call a model.
+
+        They are those after the pass before it in this step, or those after the last step.
+        """
+        at, after_pass = self._after_pass
+        if self.last:
+            self._after_pass = step, generator_states()
+        if at == step:
+            yield after_pass
+        after_last = self._after_last()
+        if after_last is not None:
+            yield {"cpu": after_last}
 
     def _known_optimizers(self) -> dict[int, Optimizer]:
         """Return the optimizers that train, also those that have not stepped yet."""
@@ -269,7 +282,10 @@ class KeptSteps:
         return modes
 
     def _gradients(self) -> dict[str, Tensor]:
-        """Return the gradients that are there before a pass and are not zero."""
+        """Return the gradients in the models that are not zero when a pass has just begun.
+
+        That is known when its first gradient has arrived, which is there, too.
+        """
         return {
             f"{name}.{at}": copy_on_cpu(param.grad)
             for name, module in named_models(self._models.roots)

@@ -20,9 +20,10 @@ from kedge.report.apart import apart_in_short
 from kedge.report.head import lost_ranks
 from kedge.report.positions import last_positions
 from kedge.report.verdict import advice, not_watched, tally, verdict
+from kedge.repro.kept.kept_pass import kept_in, place_of
 from kedge.rules.judgement import Judgement, judge
 from kedge.rules.project_config import configured_rules
-from kedge.short_text import counted, percent, seconds
+from kedge.short_text import counted, listed, percent, seconds
 from kedge.shown_text import typed
 from kedge.stderr import Shield
 from kedge.store.reading.json_files import read_manifest, read_ranks
@@ -110,6 +111,10 @@ def words_on(
         yield f"watching would cost less with Kedge's compiled part: {native.why_not()}"
     for kind, why in on_device.why_not().items():
         yield f"watching would cost less on {kind} with Triton: {why}"
+    kept = kept_in(place)
+    if kept:
+        steps = listed([str(step) for step in sorted({place_of(folder)[0] for folder in kept})], 4)
+        yield f"kept step {steps}, to run again with: {typed('kedge', 'replay', name)}"
     yield f"see more with: {typed('kedge', 'report', name)}"
 
 

@@ -46,6 +46,7 @@ TABLES = {
     if name.startswith("_global_") and isinstance(table, dict)
 }
 
+TRIED_AGAIN: set[str] = set()
 TQDM = "tqdm_monitor"  # one thread that tqdm starts when it is first used, and keeps
 
 
@@ -133,6 +134,15 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     told = getattr(items[0].config, "workeroutput", None) if items else None
     if told is not None:
         told["deselected"] = told.get("deselected", 0) + len(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any) -> None:
+    """Try a test once more whose process has ended, such as one that hung (``faulthandler_timeout``); the closing line counts it."""
+    if crashitem not in TRIED_AGAIN:
+        TRIED_AGAIN.add(crashitem)
+        report.outcome = "rerun"  # type: ignore[assignment]  # as xdist's documentation has it
+        sched.mark_test_pending(crashitem)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -82,6 +82,7 @@ def test_a_step_that_runs_again_in_a_copy_changes_no_bit(
 ) -> None:
     """The process is forked in the middle of both backward passes, as if each loss had jumped."""
     monkeypatch.setattr(LossJumps, "add", lambda self, loss: True)
+    monkeypatch.setattr("kedge.watch.records.steps_again._PATIENCE", 100.0)
     copies: list[int] = []
     ended: list[bytes | None] = []
 

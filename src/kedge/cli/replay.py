@@ -51,7 +51,10 @@ class ReplayCommand:
         """Add the command's arguments."""
         add_recording(parser)
         parser.add_argument(
-            "--step", metavar="N", type=int, help="the step (default: the last one that was kept)"
+            "--step",
+            metavar="N",
+            type=int,
+            help="the step (default: the first bad one, else the last one that was kept)",
         )
         parser.add_argument(
             "--pass",
@@ -130,7 +133,7 @@ def _kept(recording: Path) -> list[Path]:
 
 def _chosen(recording: Path, step: int | None, number: int | None) -> Path:
     """Return the folder of the pass that was asked for."""
-    from kedge.repro.kept.kept_pass import place_of
+    from kedge.repro.kept.kept_pass import first_to_see, place_of
 
     folders = _kept(recording)
     by_step: dict[int, dict[int, Path]] = {}
@@ -138,7 +141,7 @@ def _chosen(recording: Path, step: int | None, number: int | None) -> Path:
         at, index = place_of(folder)
         by_step.setdefault(at, {})[index] = folder
     if step is None:
-        step = max(by_step)
+        step, number = first_to_see(folders)
     if step not in by_step:
         steps = ", ".join(map(str, sorted(by_step)))
         raise NotARecording(f"{recording} has not kept step {step}; it has {steps}")

@@ -63,6 +63,7 @@ class KeptPass:
     Attributes:
         step: The number of the step.
         number: The number of the pass in the step, from 0.
+        is_bad: Whether it was kept because its loss or its gradients were bad.
         inputs: What its lines take.
         losses: What it began at.
         scale: What a `GradScaler` has multiplied them by.
@@ -77,6 +78,7 @@ class KeptPass:
 
     step: int
     number: int
+    is_bad: bool
     inputs: StepInputs
     losses: Sequence[Tensor]
     scale: float
@@ -102,6 +104,7 @@ class KeptPass:
         about = {
             "step": self.step,
             "number": self.number,
+            "bad": self.is_bad,
             "line": asdict(self.inputs.line),
             "names": self.inputs.names,
             "left_out": list(self.inputs.left_out),
@@ -143,6 +146,7 @@ class KeptPass:
             return cls(
                 about["step"],
                 about["number"],
+                about["bad"],
                 inputs,
                 list(_beginning(tensors, _LOSS).values()),
                 about["scale"],
@@ -162,6 +166,12 @@ def kept_in(recording: Path) -> list[Path]:
     """Return the folders of the kept passes of a recording, in their order."""
     named = (folder for folder in recording.iterdir() if _NAME.fullmatch(folder.name))
     return sorted(named, key=place_of)
+
+
+def first_to_see(folders: Sequence[Path]) -> tuple[int, int]:
+    """Return the step and the pass to look at first: the first bad one, else the last."""
+    bad = (folder for folder in folders if KeptPass.read(folder).is_bad)
+    return place_of(next(bad, folders[-1]))
 
 
 def place_of(folder: Path) -> tuple[int, int]:

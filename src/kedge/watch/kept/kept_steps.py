@@ -55,6 +55,7 @@ class _Held:
 
     step: int
     number: int
+    is_bad: bool
     inputs: StepInputs
     losses: list[Tensor]
     scale: float
@@ -77,6 +78,7 @@ class _Held:
         return KeptPass(
             self.step,
             self.number,
+            self.is_bad,
             self.inputs,
             self.losses,
             self.scale,
@@ -138,7 +140,7 @@ class KeptSteps:
         if not self.last:
             return
         self._held = [each for each in self._held if each.step > step - self.last]
-        held = self._keeping(self._copied, at, step, scale, began=True)
+        held = self._keeping(self._copied, at, step, scale, began=True, is_bad=False)
         if held is not None:
             self._held.append(held)
 
@@ -155,7 +157,7 @@ class KeptSteps:
             return
         if not at.tensors or not self._keeping(self._is_small):
             return
-        held = self._keeping(self._copied, at, step, scale, began=began)
+        held = self._keeping(self._copied, at, step, scale, began=began, is_bad=True)
         if held is not None:
             self.bad -= 1
             self._wanted.append(held)
@@ -203,7 +205,7 @@ class KeptSteps:
         return _Before(buffers, generator_states(), RandomState().entries())
 
     def _copied(
-        self, at: BackwardStart, step: int, scale: Tensor | None, *, began: bool
+        self, at: BackwardStart, step: int, scale: Tensor | None, *, began: bool, is_bad: bool
     ) -> _Held | None:
         """Return a pass with copies of all that it needs; None if its lines cannot run again."""
         before, self._before = self._before, None
@@ -236,6 +238,7 @@ class KeptSteps:
         return _Held(
             step,
             number,
+            is_bad,
             inputs,
             [copy_on_cpu(loss) for loss in at.tensors],
             factor,

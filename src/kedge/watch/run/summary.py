@@ -113,8 +113,10 @@ def words_on(
         yield f"watching would cost less on {kind} with Triton: {why}"
     kept = kept_in(place)
     if kept:
-        steps = listed([str(step) for step in sorted({place_of(folder)[0] for folder in kept})], 4)
-        yield f"kept step {steps}, to run again with: {typed('kedge', 'replay', name)}"
+        numbers = sorted({place_of(folder)[0] for folder in kept})
+        steps = "step" if len(numbers) == 1 else "steps"
+        named = listed([str(number) for number in numbers], 4)
+        yield f"kept {steps} {named}; run one again with: {typed('kedge', 'replay', name)}"
     yield f"see more with: {typed('kedge', 'report', name)}"
 
 

@@ -7,7 +7,16 @@ import sys
 
 FOR_A_MOMENT = "torch_internals/hook_tables.py"  # it hooks what it looks at where PyTorch names the table otherwise
 LAZY = {"cli", "integrations"}
-IN_TOUCH = {"examination", "hooks", "inspection", "repro", "running", "verify", "watch"}
+IN_TOUCH = {
+    "examination",
+    "hooks",
+    "inspection",
+    "replaying",
+    "repro",
+    "running",
+    "verify",
+    "watch",
+}
 MODES = {
     "TorchFunctionMode",
     "TorchDispatchMode",

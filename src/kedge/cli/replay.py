@@ -20,7 +20,7 @@ from kedge.program.program import Program
 from kedge.stderr import lasting_messenger
 
 if TYPE_CHECKING:
-    from kedge.replaying.program_again import Reached
+    from kedge.replaying.program_again import ProgramAtPass
     from kedge.replaying.step import Replayed
     from kedge.replaying.what_if import WhatIf
     from kedge.repro.kept.kept_pass import KeptPass
@@ -178,7 +178,7 @@ def _program_of(recording: Path) -> Program:
 
 def _replay(program: Program, folder: Path, args: argparse.Namespace) -> int | Ending:
     tell = lasting_messenger()
-    report = Report(args.json, sys.stdout)
+    report = ReplayReport(args.json, sys.stdout)
 
     def begin() -> None:
         from kedge.replaying.program_again import ProgramAgain
@@ -186,7 +186,7 @@ def _replay(program: Program, folder: Path, args: argparse.Namespace) -> int | E
 
         kept = KeptPass.read(folder)
 
-        def reached(at: Reached) -> NoReturn:
+        def reached(at: ProgramAtPass) -> NoReturn:
             try:
                 status = _replayed(kept, folder, at, args, report)
             except Exception as error:  # noqa: BLE001 - told, and the process ends
@@ -211,7 +211,7 @@ def _replay(program: Program, folder: Path, args: argparse.Namespace) -> int | E
 
 
 def _replayed(
-    kept: KeptPass, folder: Path, at: Reached, args: argparse.Namespace, report: Report
+    kept: KeptPass, folder: Path, at: ProgramAtPass, args: argparse.Namespace, report: ReplayReport
 ) -> int:
     """Run the step, and print what came; returns the exit status."""
     from kedge.replaying.put_back import KeptState, following_models
@@ -238,7 +238,7 @@ def _watching(args: argparse.Namespace) -> AbstractContextManager[object]:
     )
 
 
-class Report:
+class ReplayReport:
     """Prints what came to the stdout that was there before the program.
 
     Args:

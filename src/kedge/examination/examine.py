@@ -15,7 +15,6 @@ from kedge.examination.examination import TRIALS, Examination, examined
 from kedge.examination.gradients import held_by
 from kedge.examination.loss_facts import LossFacts, facts_of
 from kedge.examination.model_inputs import ModelInputs
-from kedge.examination.random_numbers import RandomNumbers
 from kedge.examination.result import Result
 from kedge.examination.state import TrainingState
 from kedge.examination.step import ExaminedStep, SeenTraining
@@ -24,6 +23,7 @@ from kedge.examination.tape import Tape, Writing
 from kedge.hooks.roots import unwrapped
 from kedge.offload.recompute.state import StateToPutBack
 from kedge.recipes.model_run import arguments, preserved_state
+from kedge.torch_internals.random_numbers import RandomNumbers
 
 
 @called_as("kedge.examine(model, inputs, loss=loss, optimizer=optimizer)")

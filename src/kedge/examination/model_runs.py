@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from kedge.errors import NeverFiredWarning
 from kedge.examination.model_inputs import ModelInputs
-from kedge.examination.random_numbers import RandomNumbers
 from kedge.hooks.session import hook
 from kedge.offload.account.tensors import SavedTensors
 from kedge.offload.recompute.state import StateToPutBack
@@ -27,6 +26,7 @@ from kedge.offload.saved_tensors import saved
 from kedge.recipes.model_run import preserved_state
 from kedge.sites import leaves
 from kedge.torch_internals.module_tables import modules_in
+from kedge.torch_internals.random_numbers import RandomNumbers
 from kedge.torch_internals.source_lines import calling_frame, source_of
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from kedge.examination.differences import same_values
-from kedge.examination.random_numbers import RandomNumbers
+from kedge.torch_internals.random_numbers import RandomNumbers
 
 MOST = 8
 """Samples that are read twice; labels that are drawn by chance agree in half of two classes."""

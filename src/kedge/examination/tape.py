@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from kedge.examination.random_numbers import RandomNumbers
 from kedge.sites import leaves
+from kedge.torch_internals.random_numbers import RandomNumbers
 
 MOST_ENTRIES = 20_000
 """Entries above which a tape is given up: a loop that never comes to a loss."""

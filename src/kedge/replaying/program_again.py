@@ -34,7 +34,7 @@ _MOST_TRIES = 16
 
 
 @dataclass(frozen=True)
-class Reached:
+class ProgramAtPass:
     """The program at a backward pass.
 
     Attributes:
@@ -58,7 +58,7 @@ class ProgramAgain:
         reached: Called when the program is about to begin it; does not return.
     """
 
-    def __init__(self, kept: KeptPass, reached: Callable[[Reached], None]) -> None:
+    def __init__(self, kept: KeptPass, reached: Callable[[ProgramAtPass], None]) -> None:
         self._kept = kept
         self._reached = reached
         self._models: list[nn.Module] = []
@@ -75,7 +75,7 @@ class ProgramAgain:
                 self._is_over = True
                 tries = list(islice(statements_before(frame), _MOST_TRIES))
                 torch.autograd.backward = plain
-                self._reached(Reached(tries, self._models, living(), plain))
+                self._reached(ProgramAtPass(tries, self._models, living(), plain))
             return plain(tensors, *args, **kwargs)
 
         torch.autograd.backward = backward

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import KedgeError
-from kedge.replaying.program_again import Reached
+from kedge.replaying.program_again import ProgramAtPass
 from kedge.replaying.put_back import KeptState, put_generators_back
 from kedge.replaying.what_if import WhatIf
 from kedge.repro.step.bad_operation import operation_of
@@ -38,7 +38,7 @@ class CannotReplay(KedgeError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """What a step has come to.
 
     Attributes:
@@ -72,9 +72,9 @@ class Replayed:
     """
 
     recorded: float
-    again: Outcome
+    again: StepOutcome
     is_same: bool
-    other: Outcome | None
+    other: StepOutcome | None
     lacking: Sequence[str]
     stepped: Sequence[str]
     leads_on: bool | None
@@ -105,7 +105,7 @@ class StepReplay:
     def __init__(
         self,
         state: KeptState,
-        reached: Reached,
+        reached: ProgramAtPass,
         following: Mapping[str, Mapping[str, Tensor]] | None = None,
     ) -> None:
         self._state = state
@@ -197,7 +197,7 @@ class StepReplay:
         """Take the pass's own gradient off the one that had arrived when the gradients were kept.
 
         They are kept when the first gradient of the pass has just arrived; see
-        Note [What is kept of a step] in `kedge.watch.kept.kept_steps`.
+        Note [What is kept of a step] in `kedge.watch.kept.step_keeper`.
         """
         _, ran = self._ran(start)
         if ran is None:
@@ -224,30 +224,30 @@ class StepReplay:
 
     # -- one step -----------------------------------------------------------------------
 
-    def _outcome(self, start: _Start, what_if: WhatIf, watching: Watching) -> Outcome:
+    def _outcome(self, start: _Start, what_if: WhatIf, watching: Watching) -> StepOutcome:
         try:
             return self._computed(start, what_if, watching)
         except Exception as error:  # noqa: BLE001 - of the program's lines; it is the result
-            return Outcome(error=f"{type(error).__name__}: {error}")
+            return StepOutcome(error=f"{type(error).__name__}: {error}")
 
-    def _computed(self, start: _Start, what_if: WhatIf, watching: Watching) -> Outcome:
+    def _computed(self, start: _Start, what_if: WhatIf, watching: Watching) -> StepOutcome:
         self._state.put_back()
         values = self._changed(start, what_if)
         with watching():
             ran = self._forward(start, values, what_if)
             if ran is None:
-                return Outcome(error="the lines did not come to the backward pass")
+                return StepOutcome(error="the lines did not come to the backward pass")
             loss = _value(ran.losses) / self._kept.scale
             self._reached.backward(ran.losses, ran.gradients)
             gradient = self._gradient_norm()
             self._step(what_if)
         if not self._stepping:
-            return Outcome(loss, gradient)
+            return StepOutcome(loss, gradient)
         after = self._forward(start, values, what_if)
         loss_after = None
         if after is not None:
             loss_after = _value(after.losses) / self._kept.scale
-        return Outcome(loss, gradient, loss_after)
+        return StepOutcome(loss, gradient, loss_after)
 
     def _changed(self, start: _Start, what_if: WhatIf) -> dict[str, Any]:
         """Return the values that the statements take; in float64 the models become that, too."""
@@ -323,7 +323,7 @@ class StepReplay:
         return True
 
     @staticmethod
-    def _is_finite(outcome: Outcome) -> bool:
+    def _is_finite(outcome: StepOutcome) -> bool:
         numbers = (outcome.loss, outcome.gradient)
         return all(number is None or math.isfinite(number) for number in numbers)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from kedge.replaying.step import Outcome, Replayed
+from kedge.replaying.step import Replayed, StepOutcome
 from kedge.replaying.what_if import WhatIf
 from kedge.repro.kept.kept_pass import KeptPass
 from kedge.short_text import listed
@@ -41,7 +41,7 @@ def words_of_origin(origin: ProducerEvent | None) -> str | None:
 
 def _table(what_if: WhatIf, result: Replayed) -> Iterator[str]:
     names = ["recorded", "again"]
-    outcomes = [Outcome(result.recorded), result.again]
+    outcomes = [StepOutcome(result.recorded), result.again]
     if result.other is not None:
         names.append("what if")
         outcomes.append(result.other)

@@ -777,7 +777,7 @@ class KeptStepEvent(RunEvent):
         folder: The folder.
     """
 
-    kind = "kept_step"
+    kind = "kept-step"
     step: int
     folder: PlainName
 

@@ -20,9 +20,8 @@ from torch.optim import Optimizer
 from kedge.files.atomic_write import new_folder
 from kedge.repro.kept.plain_values import PlainValues
 from kedge.repro.package import copy_on_cpu
-from kedge.torch_internals.accelerators import generator_states
 from kedge.torch_internals.module_tables import buffers_in, lasting_tensors
-from kedge.torch_internals.random_state import RandomState
+from kedge.torch_internals.random_numbers import RandomNumbers
 from kedge.torch_internals.tensors import have_same_bits
 from kedge.watch.models.optimizers import params_of
 from kedge.watch.models.roots import RootModule
@@ -42,40 +41,18 @@ def write_snapshot(
     Raises:
         RecordingError: It cannot be written.
     """
-    random_numbers = RandomNumbers.now()
+    random_numbers = RandomNumbers()
     state = ProgramState.now(roots, optimizers)
     with new_folder(folder) as place:
         state.write(place)
-        random_numbers.write(place)
+        save_file(random_numbers.generators, place / "random.safetensors")
         about = {
             "step": step,
             "models": list(state.models),
             "optimizers": list(state.optimizers),
-            "random": random_numbers.beside,
+            "random": random_numbers.entries(),
         }
         (place / "snapshot.json").write_text(json.dumps(about), encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class RandomNumbers:
-    """The states of all generators that a program draws from by default.
-
-    Attributes:
-        torch: Those of PyTorch, by device.
-        beside: Those of Python and NumPy, as JSON.
-    """
-
-    torch: Mapping[str, Tensor]
-    beside: Mapping[str, Any]
-
-    @classmethod
-    def now(cls) -> Self:
-        """Return those of this moment."""
-        return cls(generator_states(), RandomState().entries())
-
-    def write(self, place: Path) -> None:
-        """Write those of PyTorch to a folder."""
-        save_file(dict(self.torch), place / "random.safetensors")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from kedge.actions.measure.meter import Meter
 from kedge.store.events import LedgerLine
 from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import dynamo
-from kedge.watch.kept.kept_steps import KeptSteps
+from kedge.watch.kept.step_keeper import StepKeeper
 from kedge.watch.models.backward_start import BackwardStart, began, programs_line
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import KnownOptimizer, Optimizers, params_of
@@ -80,7 +80,7 @@ class TrainingRecord:
         self.writer = MeterSink(log, meter, curves, models.roots, optimizers, self._sources)
         finished.sink = self.writer
         self.steps_again = again = StepsAgain(models)
-        self.kept = KeptSteps(models, optimizers, lambda: again.random_state)
+        self.kept = StepKeeper(models, optimizers, lambda: again.random_state)
         self.measured = True
         self.dump: FirstBadCall | None = None
 

@@ -17,7 +17,7 @@ from kedge.store.events import JoinedEvent
 from kedge.store.writing.folder import RecordingWriter, create, join
 from kedge.torch_internals import accelerators
 from kedge.watch.acting.acting import Acting
-from kedge.watch.kept.kept_steps import KeptSteps
+from kedge.watch.kept.step_keeper import StepKeeper
 from kedge.watch.records.writer import StepSink
 from kedge.watch.run.options import WatchOptions
 from kedge.watch.run.ranks import LaunchedRank, places
@@ -65,7 +65,9 @@ def make_watch(
     return watch
 
 
-def _keep_steps(kept: KeptSteps, last: int | None, place: Callable[[], Path | None] | None) -> None:
+def _keep_steps(
+    kept: StepKeeper, last: int | None, place: Callable[[], Path | None] | None
+) -> None:
     """Keep the last steps of the run, or bad ones; none in a program of several ranks, which run together."""
     if place is None or last == 0 or LaunchedRank.here().world > 1:
         kept.bad = 0

@@ -28,7 +28,7 @@ from kedge.stderr import Shield
 from kedge.store.events import KeptStepEvent
 from kedge.torch_internals.accelerators import generator_states
 from kedge.torch_internals.module_tables import buffers_in, modules_in, parameters_in
-from kedge.torch_internals.random_state import RandomState
+from kedge.torch_internals.random_numbers import RandomNumbers
 from kedge.watch.kept.program_state import ProgramState, named_models
 from kedge.watch.models.backward_start import BackwardStart, frame_below
 from kedge.watch.models.models import Models
@@ -45,8 +45,7 @@ class _Before:
     """What a forward pass changes, copied before it."""
 
     buffers: dict[int, Tensor]
-    random_numbers: dict[str, Tensor]
-    python_numbers: dict[str, object]
+    random_numbers: RandomNumbers
 
 
 @dataclass
@@ -90,7 +89,7 @@ class _Held:
         )
 
 
-class KeptSteps:
+class StepKeeper:
     """Keeps steps of a run; see Note [What is kept of a step].
 
     Args:
@@ -202,7 +201,7 @@ class KeptSteps:
             for _, module in named_models(self._models.roots)
             for value in buffers_in(module).values()
         }
-        return _Before(buffers, generator_states(), RandomState().entries())
+        return _Before(buffers, RandomNumbers())
 
     def _copied(
         self, at: BackwardStart, step: int, scale: Tensor | None, *, began: bool, is_bad: bool
@@ -227,8 +226,8 @@ class KeptSteps:
         python_numbers = None
         if before is not None:
             state = state.with_buffers(self._models.roots, before.buffers)
-            random_numbers.append(before.random_numbers)
-            python_numbers = before.python_numbers
+            random_numbers.append(before.random_numbers.generators)
+            python_numbers = before.random_numbers.entries()
         random_numbers += self._between_steps(step)
         number = sum(each.step == step for each in self._held)
         names = dict(zip(known, state.optimizers, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import sys
 import threading
@@ -78,6 +79,27 @@ def test_a_watch_in_the_midst_of_a_training_changes_no_bit(command, tables):
     assert tables(training.model) == before
     assert training.digest.hexdigest() == digest_of(training.steps)
     assert len(Recording.open(command.place).steps) >= 19
+
+
+def test_a_program_with_more_than_a_thousand_open_files_is_watched(tmp_path):
+    """The number of the connection is larger than `select` can wait for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip(f"a process may have {hard} files open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(1030)]
+    try:
+        command = Command(tmp_path / "a.kedge")
+        training = Training()
+        command.begin()
+        time.sleep(0.5)
+        for _ in range(3):
+            training.step()
+        assert command.leave(training.step) == ["began", "summary", "over"]
+    finally:
+        for each in others:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_watch_that_comes_inside_a_forward_begins_with_the_next_one(command):

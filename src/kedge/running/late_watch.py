@@ -15,7 +15,7 @@ import atexit
 import ctypes
 import json
 import os
-import select
+import selectors
 import socket
 import sys
 import threading
@@ -276,7 +276,9 @@ def _class_names(things: list[Any]) -> list[str]:
 def _is_closed(control: socket.socket) -> bool:
     """Wait for the command for a short time; returns whether it has closed the connection."""
     try:
-        ready, _, _ = select.select([control], [], [], _PAUSE)
+        with selectors.DefaultSelector() as selector:  # `select.select` knows 1,024 files alone
+            selector.register(control, selectors.EVENT_READ)
+            ready = selector.select(_PAUSE)
         return bool(ready) and not control.recv(1024)
     except (OSError, ValueError):
         return True

@@ -50,6 +50,15 @@ TRIED_AGAIN: set[str] = set()
 TQDM = "tqdm_monitor"  # one thread that tqdm starts when it is first used, and keeps
 
 
+FEW_FILES = 50
+
+
+def open_files() -> int:
+    """Return how many files are open in this process, where the system tells."""
+    place = "/proc/self/fd"
+    return len(os.listdir(place)) if os.path.isdir(place) else 0
+
+
 def installed() -> dict[str, Any]:
     """Return what is installed in PyTorch for all models alike."""
     found: dict[str, Any] = {name: list(table.values()) for name, table in TABLES.items() if table}
@@ -69,7 +78,11 @@ def nothing_stays() -> Iterator[None]:
         torch.compiler.reset()
     torch.manual_seed(0)
     before, threads, depth = installed(), {*threading.enumerate()}, sys.getrecursionlimit()
+    files = open_files()
     yield
+    assert open_files() < files + FEW_FILES, (
+        "with a thousand open files, `select` fails in later tests"
+    )
     sys.setrecursionlimit(depth)  # which Inductor raises
 
     assert installed() == before

@@ -726,11 +726,16 @@ class ProducerEvent(RunEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowShare:
-    """One row of a batch, and its shares of the loss and of the norm of the gradients."""
+    """One row of a batch, and its shares of the loss and of the norm of the gradients.
+
+    Attributes:
+        sample: Its number in the data set, as its loader's sampler had it; None if that is not known.
+    """
 
     row: Count
     loss: float
     gradient: float | None = left_out(None)
+    sample: Count | None = left_out(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,6 +90,11 @@ CORNERS = (
         "the loss is recorded as a GradScaler has scaled it.",
     ),
     Corner(
+        "loaders",
+        ("torch.utils.data.dataloader:_BaseDataLoaderIter",),
+        "rows of a batch are named by their places in it alone, not by those in the data set.",
+    ),
+    Corner(
         "saved_hooks",
         (
             f"{_C}_autograd._top_saved_tensors_default_hooks",

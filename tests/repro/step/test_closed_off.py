@@ -108,6 +108,9 @@ for x, y in batches(12):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+
+for each in kept:
+    os.close(each)
 """
 
 

@@ -137,3 +137,33 @@ def test_of_a_loss_that_is_no_sum_of_its_rows_nothing_is_said(tmp_path):
 
     assert event is None
     assert "ran again" not in finding.message
+
+
+def test_the_row_is_named_as_a_sample_of_the_data_set(tmp_path):
+    """As the loader's sampler had it."""
+    program = """
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+x = torch.randn(240, 8)
+y = x[:, :3].clone()
+y[77] += 1000
+where = {"step": 0}
+order = [*range(100, 180), *range(77), *range(78, 100), *range(180, 200), 77, *range(200, 240)]
+data = DataLoader(TensorDataset(x, y), 4, sampler=order)
+for inputs, targets in data:
+    loss = F.mse_loss(net(inputs), targets)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    path = tmp_path / "train.py"
+    path.write_text(HEAD.split("torch.manual_seed")[0] + program)
+    with kedge.watch(tmp_path / "run.kedge", budget=None):
+        exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
+
+    (event,) = Recording.open(tmp_path / "run.kedge").of(RowsEvent)
+    assert event.step == 49
+    assert [(each.row, each.sample) for each in event.rows] == [(3, 77)]

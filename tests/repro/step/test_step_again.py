@@ -312,3 +312,42 @@ def test_the_program_notices_nothing(tmp_path):
     assert plain.returncode == under.returncode == 0, under.stderr
     assert under.stdout == plain.stdout
     assert "no child" in plain.stdout
+
+
+IN_A_DATA_SET = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x = torch.rand(160, WIDTH) + 0.1
+x[77, 2] = 0
+net = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(net.parameters(), 0.01)
+for (batch,) in DataLoader(TensorDataset(x), 8, shuffle=True):
+    features = SPOILED  # here
+    loss = net(features).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_the_rows_are_named_as_samples_of_the_data_set(tmp_path):
+    """And the operation that made a variable bad, not the first one that its values went through."""
+    program = IN_A_DATA_SET.replace("WIDTH", "5").replace("SPOILED", "torch.log(batch)")
+    finding, line = watched(tmp_path, program)
+
+    text = " ".join(finding.message.split())
+    assert f"log made it, outside of modules, at {tmp_path}/train.py:{line}" in text
+    assert "it is sample 77 of the data set, without which all is finite" in text
+
+
+def test_a_dimension_as_long_as_the_batch_is_not_taken_for_it(tmp_path):
+    """Whatever sample is left out, the value stays: the row is a feature's."""
+    spoiled = "batch * torch.log(torch.arange(8.0)).unsqueeze(1).mean(1)"
+    program = IN_A_DATA_SET.replace("WIDTH", "8").replace("SPOILED", spoiled)
+    finding, _ = watched(tmp_path, program)
+
+    assert "log made it" in finding.message
+    assert "of the data set" not in finding.message

@@ -6,7 +6,7 @@ See the notes in `copied_process`, `program_lines` and `first_operations`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
@@ -28,9 +28,12 @@ from kedge.repro.step.first_operations import (
     is_bad,
 )
 from kedge.repro.step.program_lines import RanAgain, StatementsAgain, graph_of, statements_before
+from kedge.repro.step.rows import Batch
+from kedge.short_text import listed
 from kedge.sites import leaves
 from kedge.store.events import ProducerEvent
 from kedge.torch_internals.accelerators import cpu_generator_state
+from kedge.torch_internals.loaders import last_samples
 from kedge.torch_internals.random_state import RandomState
 from kedge.torch_internals.source_lines import line_of
 
@@ -57,8 +60,30 @@ def find_operation(frame: FrameType, losses: Sequence[Tensor], paths: Paths) -> 
         return b""  # an earlier step made the first such value
     buffers = (buffer for module in modules for buffer in module.buffers(recurse=False))
     masks = [each for each in buffers if is_bad(each) and not has_nan(each)]
-    tries = (partial(_try, each, losses, modules, masks) for each in statements_before(frame))
-    return each_in_a_copy(tries, _MOST_TRIES)
+
+    def tries() -> Iterator[Callable[[], bytes]]:
+        later = []
+        for statements in statements_before(frame):
+            attempt = partial(_try, statements, losses, modules, masks)
+            if _takes_bad_values(statements):
+                later.append(attempt)
+            else:
+                yield attempt
+        yield from later
+
+    return each_in_a_copy(tries(), _MOST_TRIES)
+
+
+def _takes_bad_values(statements: StatementsAgain) -> bool:
+    """Whether a variable that statements take is not finite: then those before them may have made the first such value."""
+    taken = (statements.names.get(name) for name in statements.taken)
+    tensors = (
+        tensor
+        for value in taken
+        if not isinstance(value, nn.Module)
+        for tensor in _tensors_in(value)
+    )
+    return not _are_finite(tensors)
 
 
 def _try(
@@ -87,6 +112,7 @@ def _try(
     found = _found_in(seen, again)
     if found is None:
         return b""
+    found = replace(found, detail=found.detail + _samples(statements, found.bad))
     if random_numbers != _random_numbers() and not _are_same(values):
         found = replace(found, detail=found.detail + _DRAWN_ANEW)
     return json.dumps(as_json(_event(found, seen, statements, paths))).encode()
@@ -165,11 +191,37 @@ class _Found:
     name: str
     where: Literal["forward", "backward", "hidden"]
     detail: str
+    bad: BadElements
 
     @classmethod
     def of(cls, origin: Origin, where: Literal["forward", "hidden"], more: str = "") -> Self:
         """Return what an origin shows."""
-        return cls(origin.at, origin.inner or origin.at.name, where, _words_of(origin) + more)
+        name = origin.inner or origin.at.name
+        return cls(origin.at, name, where, _words_of(origin) + more, origin.bad)
+
+
+def _samples(statements: StatementsAgain, bad: BadElements) -> str:
+    """Return which samples of a data set made the elements that are not finite, as a clause; empty if that is not known.
+
+    They are those of the rows with such elements, if without these rows everything is finite: the
+    first dimension need not be the batch's.
+    """
+    batch = Batch.of(statements)
+    if batch is None or bad.dim or batch.length != bad.length:
+        return ""
+    samples = last_samples(batch.length)
+    rest = [row for row in range(batch.length) if row not in bad.rows]
+    if not samples or not bad.rows or not rest:
+        return ""
+    without = statements.run(batch.only(rest))
+    if without is None or not _are_finite(without.losses):
+        return ""
+    if first_bad_node(without.losses, without.gradients) is not None:
+        return ""
+    numbers = listed([str(samples[row]) for row in bad.rows])
+    if len(bad.rows) == 1:
+        return f"; it is sample {numbers} of the data set, without which all is finite"
+    return f"; they are samples {numbers} of the data set, without which all is finite"
 
 
 def _of_losses(seen: FirstOperations, losses: Sequence[Tensor]) -> _Found | None:
@@ -197,7 +249,7 @@ def _of_gradients(seen: FirstOperations, again: RanAgain) -> _Found | None:
         f"the gradient that arrived there was finite, and {bad.counted('the', 'element')} that it "
         f"passed on {bad.are} not{bad.in_rows()}"
     )
-    return _Found(at, at.name, "backward", detail)
+    return _Found(at, at.name, "backward", detail, bad)
 
 
 def _words_of(origin: Origin) -> str:

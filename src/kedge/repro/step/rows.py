@@ -29,6 +29,7 @@ from kedge.sites import leaves
 from kedge.store.events import RowsEvent, RowShare
 from kedge.torch_internals.accelerators import cpu_generator_state, set_generator_states
 from kedge.torch_internals.autograd_nodes import leaves_behind
+from kedge.torch_internals.loaders import last_samples
 
 _MOST_TRIES = 12
 _MOST_ROWS = 3
@@ -67,6 +68,7 @@ def _try(statements: StatementsAgain, losses: Sequence[Tensor], *, has_model: bo
         return b""
     if has_model and batch.needs_gradient:
         return b""
+    samples = last_samples(batch.length)
     state = cpu_generator_state()
     again = statements.run()
     whole = float(losses[0].detach())
@@ -88,10 +90,12 @@ def _try(statements: StatementsAgain, losses: Sequence[Tensor], *, has_model: bo
     is_mean, found = shares
     named = []
     for row, share in found:
-        gradient = None
+        gradient = sample = None
         if has_model:
             gradient = _gradient_share(loss_of, row, batch.length, is_mean=is_mean)
-        named.append(RowShare(row=row, loss=share, gradient=gradient))
+        if samples:
+            sample = samples[row]
+        named.append(RowShare(row=row, loss=share, gradient=gradient, sample=sample))
     event = RowsEvent(step=0, of=batch.length, rows=tuple(named))
     return json.dumps(as_json(event)).encode()
 

@@ -284,7 +284,10 @@ def _words_of_rows(event: RowsEvent) -> str:
         )
     parts = []
     for each in event.rows:
-        words = f"row {each.row} carries {percent(each.loss)} of the loss"
+        row = f"row {each.row}"
+        if each.sample is not None:
+            row += f", sample {each.sample} of the data set,"
+        words = f"{row} carries {percent(each.loss)} of the loss"
         if each.gradient is not None:
             words += f", and the norm of its gradient is {percent(each.gradient)} of the whole's"
         parts.append(words)

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,8 +56,10 @@ FEW_FILES = 50
 
 def open_files() -> int:
     """Return how many files are open in this process, where the system tells."""
-    place = "/proc/self/fd"
-    return len(os.listdir(place)) if os.path.isdir(place) else 0
+    place = Path("/proc/self/fd")
+    if not place.is_dir():
+        return 0
+    return len(list(place.iterdir()))
 
 
 def installed() -> dict[str, Any]:

@@ -160,7 +160,7 @@ for inputs, targets in data:
     optimizer.step()
 """
     path = tmp_path / "train.py"
-    path.write_text(HEAD.split("torch.manual_seed")[0] + program)
+    path.write_text(HEAD.split("torch.manual_seed", maxsplit=1)[0] + program)
     with kedge.watch(tmp_path / "run.kedge", budget=None):
         exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
 

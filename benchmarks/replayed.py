@@ -99,10 +99,8 @@ def main() -> int:
         for script in sorted(place.resolve().glob("*.py"))
         if fnmatch.fnmatch(script.stem, args.only)
     ]
-    found: list[list[Pass]] = []
     with tempfile.TemporaryDirectory() as passing:
-        for script in scripts:
-            found.append(again(script, Path(passing)))
+        found = [again(script, Path(passing)) for script in scripts]
     passes = [each for of_one in found for each in of_one]
     ran = [each.found for each in passes if each.found is not None]
     same = [each for each in ran if each["same"]]

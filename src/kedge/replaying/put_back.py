@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kedge.repro.kept.kept_pass import KeptOptimizer, KeptPass, kept_in, place_of
+from kedge.repro.kept.moving_attributes import put_attributes_back
 from kedge.repro.kept.plain_values import unpacked
 from kedge.torch_internals.accelerators import set_generator_states
 from kedge.torch_internals.module_tables import lasting_tensors, modules_in, parameters_in
@@ -170,6 +171,7 @@ def _put_into_model(state: KeptState, name: str, model: nn.Module) -> None:
     with torch.no_grad():
         for at, value in lasting_tensors(model).items():
             value.copy_(kept[at])
+    put_attributes_back(model, about.attributes)
     for path, module in modules_in(model).items():
         module.training = path not in about.in_eval
     for at, param in parameters_in(model).items():

@@ -81,7 +81,7 @@ class OptimizerHooks:
         """Count an optimizer's step; see Note [Cold caches] in `kedge.watch.step`."""
         if not (self.shield.in_child or is_compiling()):
             self.record.steps_again.begin_after_step()
-            self.record.kept.stepped(optimizer)
+            self.record.kept.stepped(optimizer, measured=self.record.measured)
             if self.skipped.on and self.steps.count_skipped(optimizer):
                 return
         if self.shield.in_child:

@@ -129,7 +129,7 @@ class Watcher:
         if self.acting is not None:
             acting = self.acting.install()
             self._undo.callback(self.acting.close)
-        for handle in (finder, *updates, *acting):
+        for handle in (finder, *updates, *acting, *self.record.kept.install()):
             self._undo.callback(handle.remove)
         self._undo.callback(self.models.passes.close)
         self._undo.callback(self.record.close)
@@ -269,8 +269,6 @@ class Watcher:
         self.steps.count_pass(passes, graded)
         self.models.passes.renew()
         self.kinds.pass_began(passes, graded=graded)
-        if graded:
-            self.record.kept.forward_began()
 
     # -- backward ---------------------------------------------------------------------
 

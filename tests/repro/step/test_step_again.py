@@ -351,3 +351,41 @@ def test_a_dimension_as_long_as_the_batch_is_not_taken_for_it(tmp_path):
 
     assert "log made it" in finding.message
     assert "of the data set" not in finding.message
+
+
+COUNTING = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+
+class Sharpening(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+        self.temperature = 1.0
+
+    def forward(self, x):
+        self.temperature = round(self.temperature - 0.05, 2)
+        return self.net(x) / self.temperature  # here
+
+
+model = Sharpening()
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for step in range(22):
+    loss = model(torch.randn(8, 4)).abs().clamp(max=5).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_an_attribute_that_the_forward_changes_is_put_back_first(tmp_path):
+    """Otherwise the step that runs again is the one after it, which divides by another number."""
+    finding, line = watched(tmp_path, COUNTING)
+    text = " ".join(finding.message.split())
+
+    assert finding.step == 19
+    assert "ran again in a copy of the process: div made it" in text
+    assert f"train.py:{line}" in text

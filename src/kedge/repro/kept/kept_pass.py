@@ -34,11 +34,13 @@ class KeptModel:
         type: The name of its class.
         in_eval: The paths of its modules that are in evaluation mode.
         frozen: The names of its parameters that need no gradient.
+        attributes: Plain attributes of its modules that change from step to step, by path and name.
     """
 
     type: str
     in_eval: Sequence[str]
     frozen: Sequence[str]
+    attributes: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)

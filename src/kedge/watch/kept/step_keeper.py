@@ -3,10 +3,12 @@
 # Note [What is kept of a step]
 At a backward pass the parameters and the optimizers are as they were when its forward pass began, and the
 variables of the program have the batch: see Note [What lines take] in `kedge.repro.kept.step_inputs`.
-What the forward pass changes, buffers and random numbers, has to be copied before it, which is done
-only where the last steps are kept. A bad step is known when it is too late for that: its buffers are
-those after its forward pass, and its random numbers those after the step before. A tensor that
-has not changed since the last kept pass is not copied again.
+What the forward pass changes has to be copied before it: random numbers, buffers, and attributes (see
+Note [Attributes that move] in `kedge.repro.kept.moving_attributes`). Where the last steps are kept, a
+hook does so before each pass. A bad step is known when it is too late, so those attributes are
+copied after every step, which takes microseconds; its buffers are those after its forward pass, and its
+random numbers those of PyTorch after the step before. A tensor that has not changed since the last
+kept pass is not copied again.
 """
 
 from __future__ import annotations
@@ -14,18 +16,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from kedge.files.atomic_write import new_folder
 from kedge.repro.kept.kept_pass import KeptModel, KeptOptimizer, KeptPass
+from kedge.repro.kept.moving_attributes import MovingAttributes, Values, put_attributes_back
 from kedge.repro.kept.sources import write_sources
 from kedge.repro.kept.step_inputs import LinesTaken, StepInputs
 from kedge.repro.package import copy_on_cpu
 from kedge.sites import leaves
 from kedge.stderr import Shield
 from kedge.store.events import KeptStepEvent
+from kedge.torch_internals import dynamo
 from kedge.torch_internals.accelerators import generator_states
 from kedge.torch_internals.module_tables import buffers_in, modules_in, parameters_in
 from kedge.torch_internals.random_numbers import RandomNumbers
@@ -42,10 +50,17 @@ _LARGEST_BAD = 128 * 2**20
 
 @dataclass
 class _Before:
-    """What a forward pass changes, copied before it."""
+    """What a forward pass changes, copied before it.
 
-    buffers: dict[int, Tensor]
-    random_numbers: RandomNumbers
+    Attributes:
+        attributes: Plain attributes of modules that change from step to step.
+        buffers: Buffers, by the identity of each; only where the last steps are kept.
+        random_numbers: All random numbers; likewise.
+    """
+
+    attributes: Values
+    buffers: dict[int, Tensor] = field(default_factory=dict)
+    random_numbers: RandomNumbers | None = None
 
 
 @dataclass
@@ -118,15 +133,29 @@ class StepKeeper:
         self._optimizers = optimizers
         self._after_last = after_last
         self._lines = LinesTaken()
+        self._attributes = MovingAttributes()
         self._before: _Before | None = None
+        self._is_passed = True
         self._after_pass: tuple[int, dict[str, Tensor]] = (-1, {})
         self._held: list[_Held] = []
         self._wanted: list[_Held] = []
 
-    def forward_began(self) -> None:
-        """Copy what the forward pass that begins will change, if the last steps are kept."""
-        if self.last and self._before is None:
-            self._before = self._keeping(self._copied_before)
+    def install(self) -> Iterator[RemovableHandle]:
+        """Yield the handle of a hook on all modules, if the last steps are kept: it runs in every step."""
+        if self.last:
+            yield register_module_forward_pre_hook(self._module_called)
+
+    def _module_called(self, module: nn.Module, _: Any) -> None:
+        """Called before every call of a module; copies what the forward pass of a model will change."""
+        if torch.compiler.is_compiling() or not (self._is_passed and torch.is_grad_enabled()):
+            return
+        if any(root.module() is module for root in self._models.roots):
+            self._is_passed = False
+            self._before = self._keeping(self._copied_before, learns=True)
+
+    def passed(self) -> None:
+        """Note that a backward pass has begun: the next forward pass is of another one."""
+        self._is_passed = True
 
     def backward_began(self, at: BackwardStart, step: int, scale: Tensor | None) -> None:
         """Keep a pass that begins, if the last steps are kept.
@@ -161,12 +190,26 @@ class StepKeeper:
             self.bad -= 1
             self._wanted.append(held)
 
-    def stepped(self, optimizer: Optimizer) -> None:
-        """Note that an optimizer steps after the last pass."""
+    def stepped(self, optimizer: Optimizer, *, measured: bool) -> None:
+        """Note that an optimizer has stepped after the last pass, and copy what the next forward pass may change.
+
+        Args:
+            optimizer: The optimizer.
+            measured: Whether the step is a measured one, with time to learn which attributes change.
+        """
+        self.passed()
         for held in (*self._held[-1:], *self._wanted[-1:]):
             name = held.optimizers.get(id(optimizer))
             if name is not None:
                 held.stepped.add(name)
+        if self.bad > 0 and not self.last:
+            self._before = self._keeping(self._copied_before, learns=measured)
+
+    def put_attributes_back(self) -> None:
+        """Give the modules the attributes that they had before the current step; only for a copy of the process."""
+        if self._before is not None:
+            for name, module in named_models(self._models.roots):
+                put_attributes_back(module, self._before.attributes.get(name, {}))
 
     def write(self, *, at_end: bool = False) -> list[KeptStepEvent]:
         """Write the bad steps, or at the end the last ones, too; returns an event for each pass.
@@ -195,19 +238,24 @@ class StepKeeper:
 
     # -- copying ------------------------------------------------------------------------
 
-    def _copied_before(self) -> _Before:
+    def _copied_before(self, *, learns: bool) -> _Before:
+        if learns:
+            self._attributes.learn(named_models(self._models.roots))
+        attributes = self._attributes.values()
+        if not self.last:
+            return _Before(attributes)
         buffers = {
             id(value): copy_on_cpu(value)
             for _, module in named_models(self._models.roots)
             for value in buffers_in(module).values()
         }
-        return _Before(buffers, RandomNumbers())
+        return _Before(attributes, buffers, RandomNumbers())
 
     def _copied(
         self, at: BackwardStart, step: int, scale: Tensor | None, *, began: bool, is_bad: bool
     ) -> _Held | None:
         """Return a pass with copies of all that it needs; None if its lines cannot run again."""
-        before, self._before = self._before, None
+        before = self._before
         frame = frame_below(at.frame)
         if frame is None:
             return None
@@ -224,8 +272,11 @@ class StepKeeper:
         state = ProgramState.now(self._models.roots, known, earlier)
         random_numbers: list[Mapping[str, Tensor]] = []
         python_numbers = None
+        attributes: Values = {}
         if before is not None:
             state = state.with_buffers(self._models.roots, before.buffers)
+            attributes = before.attributes
+        if before is not None and before.random_numbers is not None:
             random_numbers.append(before.random_numbers.generators)
             python_numbers = before.random_numbers.entries()
         random_numbers += self._between_steps(step)
@@ -242,7 +293,7 @@ class StepKeeper:
             [copy_on_cpu(loss) for loss in at.tensors],
             factor,
             state,
-            self._modes(state),
+            self._modes(state, attributes),
             gradients,
             random_numbers,
             python_numbers,
@@ -271,7 +322,7 @@ class StepKeeper:
             known += self._optimizers.waiting()
         return dict(enumerate({id(each): each for each in known}.values()))
 
-    def _modes(self, state: ProgramState) -> dict[str, KeptModel]:
+    def _modes(self, state: ProgramState, attributes: Values) -> dict[str, KeptModel]:
         modes = {}
         for name, module in named_models(self._models.roots):
             if name in state.models:
@@ -280,6 +331,7 @@ class StepKeeper:
                     type(module).__name__,
                     [path for path, each in inside if not each.training],
                     [at for at, p in parameters_in(module).items() if not p.requires_grad],
+                    attributes.get(name, {}),
                 )
         return modes
 
@@ -311,3 +363,7 @@ class StepKeeper:
 
 def _nowhere() -> None:
     """There is no recording."""
+
+
+# Of a module that is compiled in place it is no part of the compiled code.
+dynamo.untraced(StepKeeper._module_called)

@@ -81,6 +81,7 @@ class TrainingRecord:
         finished.sink = self.writer
         self.steps_again = again = StepsAgain(models)
         self.kept = StepKeeper(models, optimizers, lambda: again.random_state)
+        again.prepare = self.kept.put_attributes_back
         self.measured = True
         self.dump: FirstBadCall | None = None
 
@@ -123,6 +124,7 @@ class TrainingRecord:
         elif self.losses.has_jumped:
             self.kept.keep_bad(at, self.step(), self.losses.scale, began=True)
             self.steps_again.find_rows(at, self.step(), self.losses.path_of(at))
+        self.kept.passed()
         if self.measured:
             notes += self.facts.backward_began(self.step(), models.roots, models.passes, at.frame)
             return False
@@ -144,6 +146,7 @@ class TrainingRecord:
         self.writer.notes += self.losses.skipped(loss, number, frame, step)
         if self.losses.has_jumped or self.kept.last:
             self._look_again(loss, frame, step)
+        self.kept.passed()
         if number is not None:
             return False
         self.curves.look(step)

@@ -34,9 +34,13 @@ class StepsAgain:
 
     Args:
         models: The watched models.
+
+    Attributes:
+        prepare: Called in a copy, before the lines of the step run again.
     """
 
     def __init__(self, models: Models) -> None:
+        self.prepare: Callable[[], None] = _nothing
         self._models = models
         self._begun: list[StepAgain] = []
         self._left: dict[type[Event], int] = {ProducerEvent: _MOST, RowsEvent: _MOST}
@@ -90,7 +94,8 @@ class StepsAgain:
             return
         self._left[kind] -= 1
         self._last = step
-        self._begun.append(StepAgain(find, kind, step, site, self._random_state))
+        prepared = partial(_prepared, self.prepare, find)
+        self._begun.append(StepAgain(prepared, kind, step, site, self._random_state))
 
     def arrived(self, *, wait: bool = False) -> list[Event]:
         """Return what has been found by now; or wait for all of it, as long as it may take."""
@@ -130,3 +135,12 @@ class StepsAgain:
                 for path, inner in modules_in(module).items():
                     found.setdefault(inner, root.label(path))
         return found
+
+
+def _prepared(prepare: Callable[[], None], find: Callable[[], bytes]) -> bytes:
+    prepare()
+    return find()
+
+
+def _nothing() -> None:
+    """Nothing has to be prepared."""

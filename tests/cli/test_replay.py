@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -281,6 +282,24 @@ def test_a_step_that_takes_what_cannot_be_kept_is_said_to_be_another(replay: Rep
     assert not found["same"]
     assert found["leads_on"] is None
     assert "the variable self" in found["lacking"]
+
+
+def test_a_program_that_watches_itself_runs_again(
+    kedge: Kedge, script: Script, tmp_path: Path
+) -> None:
+    """Its block would replace the recording from which the step is taken."""
+    loop = PLAIN.partition("    for step in")
+    inside = "".join(f"    {line}\n" for line in f"{loop[1]}{loop[2]}".splitlines())
+    block = "    import kedge\n    with kedge.watch('run.kedge', force=True, keep_steps=2):\n"
+    source = f"{loop[0]}{block}{inside}"
+    name = script(source)
+    done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+    for _ in range(2):
+        found = kedge("replay", "run.kedge", "--json", "--step", "10")
+        assert found.returncode == 0, found.stderr
+        assert json.loads(found.stdout)["leads_on"]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from kedge.repro.kept.kept_pass import KeptPass
 from kedge.repro.kept.step_inputs import line_below
 from kedge.repro.step.program_lines import StatementsAgain, statements_before
 from kedge.watch.models.optimizers import living
+from kedge.watch.run.block import WatchBlock
 
 _MOST_TRIES = 16
 
@@ -66,6 +67,7 @@ class ProgramAgain:
 
     def begin(self) -> None:
         """Follow the program; PyTorch has just been imported."""
+        WatchBlock.is_off = True
         register_module_forward_pre_hook(self._module_called)
         plain: Any = torch.autograd.backward
 
@@ -75,6 +77,7 @@ class ProgramAgain:
                 self._is_over = True
                 tries = list(islice(statements_before(frame), _MOST_TRIES))
                 torch.autograd.backward = plain
+                WatchBlock.is_off = False
                 self._reached(ProgramAtPass(tries, self._models, living(), plain))
             return plain(tensors, *args, **kwargs)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from torch import distributed, nn
 
@@ -57,7 +57,11 @@ class WatchBlock:
             ``run-2.kedge``.
         tell: Reports to the user; assign another function to report elsewhere than on stderr, or
             None for silence.
+        is_off: Whether no block watches: in a program that runs again for one of its steps, its own
+            blocks would write to the recording that it is taken from.
     """
+
+    is_off: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -108,6 +112,8 @@ class WatchBlock:
             RecordingError: The recording cannot be made there.
         """
         self.end()
+        if self.is_off:
+            return self
         launch = launched()
         number = 1
         name = self._first

@@ -241,6 +241,21 @@ def test_a_bad_step_is_kept_without_being_asked_for(kedge: Kedge, script: Script
     assert re.search(r"not finite: log in the\s+program \(train.py:30", done.stdout)
 
 
+def test_a_bad_step_stays_among_the_last_ones(kedge: Kedge, script: Script) -> None:
+    """However many come after it."""
+    before = "optimizer.zero_grad()"
+    bad = PLAIN.replace(before, f"if step == 5: loss = loss * nan\n        {before}")
+    run = kedge(
+        "run", "-o", "run", "--keep-steps", "2", script(bad.replace("* nan", "* float('nan')"))
+    )
+    assert "[kedge] kept steps 5, 6, 10, 11" in run.stderr
+
+    found = json.loads(kedge("replay", "run", "--json").stdout)
+
+    assert found["step"] == 5
+    assert found["same"]
+
+
 def test_a_step_is_recorded_with_every_value(
     kedge: Kedge, script: Script, replay: Replay, tmp_path: Path
 ) -> None:

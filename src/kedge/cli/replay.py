@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from kedge.cli.output import make_writable, print_json
 from kedge.cli.recordings import add_recording, recording_named
@@ -21,7 +22,7 @@ from kedge.stderr import lasting_messenger
 
 if TYPE_CHECKING:
     from kedge.replaying.program_again import ProgramAtPass
-    from kedge.replaying.step import Replayed
+    from kedge.replaying.step import Replayed, StepOutcome
     from kedge.replaying.what_if import WhatIf
     from kedge.repro.kept.kept_pass import KeptPass
 
@@ -260,11 +261,11 @@ class ReplayReport:
                     "step": kept.step,
                     "pass": kept.number,
                     "line": str(kept.inputs.line),
-                    "recorded": result.recorded,
+                    "recorded": _number(result.recorded),
                     "same": result.is_same,
-                    "again": asdict(result.again),
+                    "again": _entry(result.again),
                     "what_if": str(what_if),
-                    "other": None if result.other is None else asdict(result.other),
+                    "other": _entry(result.other),
                     "lacking": list(result.lacking),
                     "leads_on": result.leads_on,
                     "origin": words_of_origin(result.origin),
@@ -274,3 +275,16 @@ class ReplayReport:
         else:
             print(as_text(kept, what_if, result), file=self._out)
         self._out.flush()
+
+
+def _entry(outcome: StepOutcome | None) -> dict[str, Any] | None:
+    if outcome is None:
+        return None
+    return {name: _number(value) for name, value in asdict(outcome).items()}
+
+
+def _number(value: Any) -> Any:
+    """Return a number as JSON can have it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -14,7 +14,7 @@ kept pass is not copied again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from kedge.files.atomic_write import new_folder
 from kedge.repro.kept.kept_pass import KeptModel, KeptOptimizer, KeptPass
 from kedge.repro.kept.moving_attributes import MovingAttributes, Values, put_attributes_back
 from kedge.repro.kept.sources import write_sources
-from kedge.repro.kept.step_inputs import LinesTaken, StepInputs
+from kedge.repro.kept.step_inputs import LinesTaken
 from kedge.repro.package import copy_on_cpu
 from kedge.sites import leaves
 from kedge.stderr import Shield
@@ -65,43 +65,35 @@ class _Before:
 
 @dataclass
 class _Held:
-    """A pass that is kept, in memory."""
+    """A pass that is kept, in memory.
 
-    step: int
-    number: int
-    is_bad: bool
-    inputs: StepInputs
-    losses: list[Tensor]
-    scale: float
+    Attributes:
+        kept: The pass, as if no optimizer had stepped after it.
+        state: The models and optimizers.
+        files: The names of the optimizers' files, by the identity of each.
+        stepped: Those of the optimizers that have stepped after it.
+    """
+
+    kept: KeptPass
     state: ProgramState
-    models: dict[str, KeptModel]
-    gradients: dict[str, Tensor] | None
-    random_numbers: list[Mapping[str, Tensor]]
-    python_numbers: dict[str, object] | None
-    optimizers: dict[int, str]
-    """The files of the optimizers, by the identity of each."""
-    types: dict[str, str]
+    files: dict[int, str]
     stepped: set[str] = field(default_factory=set)
 
-    def as_pass(self) -> KeptPass:
-        """Return the pass as it is written."""
+    @property
+    def step(self) -> int:
+        """The number of the step."""
+        return self.kept.step
+
+    def write(self, recording: Path) -> KeptStepEvent:
+        """Write it to a folder of the recording."""
         optimizers = {
-            name: KeptOptimizer(kind, name in self.stepped, self.state.optimizers[name][0])
-            for name, kind in self.types.items()
+            name: replace(each, stepped=name in self.stepped)
+            for name, each in self.kept.optimizers.items()
         }
-        return KeptPass(
-            self.step,
-            self.number,
-            self.is_bad,
-            self.inputs,
-            self.losses,
-            self.scale,
-            self.models,
-            optimizers,
-            self.gradients,
-            self.random_numbers,
-            self.python_numbers,
-        )
+        with new_folder(recording / self.kept.folder) as place:
+            self.state.write(place)
+            replace(self.kept, optimizers=optimizers).write(place)
+        return KeptStepEvent(step=self.step, folder=self.kept.folder)
 
 
 class StepKeeper:
@@ -181,11 +173,14 @@ class StepKeeper:
             scale: As above.
             began: Whether it begins, so that its own gradients are not there yet.
         """
-        if self.bad <= 0 or any(each.step == step for each in (*self._wanted, *self._held)):
+        if self.bad <= 0 or any(each.step == step for each in self._wanted):
             return
-        if not at.tensors or not self._keeping(self._is_small):
-            return
-        held = self._keeping(self._copied, at, step, scale, began=began, is_bad=True)
+        held: _Held | None = None
+        if self._held and self._held[-1].step == step:
+            last = self._held.pop()
+            held = replace(last, kept=replace(last.kept, is_bad=True))
+        elif bool(at.tensors) and self._keeping(self._is_small):
+            held = self._keeping(self._copied, at, step, scale, began=began, is_bad=True)
         if held is not None:
             self.bad -= 1
             self._wanted.append(held)
@@ -199,7 +194,7 @@ class StepKeeper:
         """
         self.passed()
         for held in (*self._held[-1:], *self._wanted[-1:]):
-            name = held.optimizers.get(id(optimizer))
+            name = held.files.get(id(optimizer))
             if name is not None:
                 held.stepped.add(name)
         if self.bad > 0 and not self.last:
@@ -227,14 +222,7 @@ class StepKeeper:
             wanted += self._held
             self._held = []
         write_sources(recording)
-        events = []
-        for held in wanted:
-            kept = held.as_pass()
-            with new_folder(recording / kept.folder) as place:
-                held.state.write(place)
-                kept.write(place)
-            events.append(KeptStepEvent(step=kept.step, folder=kept.folder))
-        return events
+        return [held.write(recording) for held in wanted]
 
     # -- copying ------------------------------------------------------------------------
 
@@ -255,51 +243,53 @@ class StepKeeper:
         self, at: BackwardStart, step: int, scale: Tensor | None, *, began: bool, is_bad: bool
     ) -> _Held | None:
         """Return a pass with copies of all that it needs; None if its lines cannot run again."""
-        before = self._before
         frame = frame_below(at.frame)
         if frame is None:
             return None
         inputs = self._lines.inputs_of(frame)
         if inputs is None:
             return None
-        gradients = None
-        if began:
-            gradients = self._gradients()
+
         known = self._known_optimizers()
         earlier = None
         if self._held:
             earlier = self._held[-1].state
         state = ProgramState.now(self._models.roots, known, earlier)
-        random_numbers: list[Mapping[str, Tensor]] = []
-        python_numbers = None
-        attributes: Values = {}
-        if before is not None:
-            state = state.with_buffers(self._models.roots, before.buffers)
-            attributes = before.attributes
-        if before is not None and before.random_numbers is not None:
-            random_numbers.append(before.random_numbers.generators)
-            python_numbers = before.random_numbers.entries()
-        random_numbers += self._between_steps(step)
-        number = sum(each.step == step for each in self._held)
         names = dict(zip(known, state.optimizers, strict=True))
-        factor = 1.0
+        optimizers = {
+            names[index]: KeptOptimizer(
+                type(optimizer).__name__, stepped=False, entries=state.optimizers[names[index]][0]
+            )
+            for index, optimizer in known.items()
+        }
+
+        before = self._before or _Before({})
+        state = state.with_buffers(self._models.roots, before.buffers)
+        generators = [*self._between_steps(step)]
+        python_numbers = None
+        if before.random_numbers is not None:
+            generators.insert(0, before.random_numbers.generators)
+            python_numbers = before.random_numbers.entries()
+        gradients = scaled_by = None
+        if began:
+            gradients = self._gradients()
         if scale is not None:
-            factor = float(scale)
-        return _Held(
+            scaled_by = float(scale)
+
+        kept = KeptPass(
             step,
-            number,
+            sum(each.step == step for each in (*self._wanted, *self._held)),
             is_bad,
             inputs,
             [copy_on_cpu(loss) for loss in at.tensors],
-            factor,
-            state,
-            self._modes(state, attributes),
+            scaled_by or 1.0,
+            self._modes(state, before.attributes),
+            optimizers,
             gradients,
-            random_numbers,
+            generators,
             python_numbers,
-            {id(optimizer): names[index] for index, optimizer in known.items()},
-            {names[index]: type(optimizer).__name__ for index, optimizer in known.items()},
         )
+        return _Held(kept, state, {id(each): names[index] for index, each in known.items()})
 
     def _between_steps(self, step: int) -> Iterator[Mapping[str, Tensor]]:
         """Yield the random numbers that were there before the lines of a pass, which may draw some before they call a model.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
@@ -18,6 +17,7 @@ from kedge.errors import NotARecording
 from kedge.program.after_import import AfterImport
 from kedge.program.ending import Ending, text_of
 from kedge.program.program import Program
+from kedge.short_text import for_json
 from kedge.stderr import lasting_messenger
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class ReplayReport:
                     "step": kept.step,
                     "pass": kept.number,
                     "line": str(kept.inputs.line),
-                    "recorded": _number(result.recorded),
+                    "recorded": for_json(result.recorded),
                     "same": result.is_same,
                     "again": _entry(result.again),
                     "what_if": str(what_if),
@@ -280,11 +280,4 @@ class ReplayReport:
 def _entry(outcome: StepOutcome | None) -> dict[str, Any] | None:
     if outcome is None:
         return None
-    return {name: _number(value) for name, value in asdict(outcome).items()}
-
-
-def _number(value: Any) -> Any:
-    """Return a number as JSON can have it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    return {name: for_json(value) for name, value in asdict(outcome).items()}

@@ -117,10 +117,10 @@ class TwoSteps:
 
 @dataclass(frozen=True)
 class Departure:
-    """The operations that depart.
+    """The operations that depart, of which one run may have none.
 
     Attributes:
-        a: The place of A's; None if A has none of its own there.
+        a: The place of A's first one; None without one.
         b: That of B's.
         is_pair: Whether they are the same operation.
     """
@@ -139,10 +139,10 @@ def departure(two: TwoSteps, a: int, b: int) -> Departure | None:
         b: That in B.
     """
     here, there = two.ways_a(a).departing, two.ways_b(b).departing
-    own_here = here is not None and here not in two.pairs
-    own_there = there is not None and there not in two.backwards
-    if own_here or own_there:
-        return Departure(here if own_here else None, there if own_there else None, is_pair=False)
+    if (here is not None and here not in two.pairs) or (
+        there is not None and there not in two.backwards
+    ):
+        return Departure(here, there, is_pair=False)
     if here is not None:
         return _made_earlier(two, here, two.pairs[here])
     if there is not None:

@@ -193,16 +193,24 @@ def _origin(two: TwoSteps, place: int, value: SeenValue, *, of_b: bool = False) 
 
 
 def _alone(two: TwoSteps, found: Departure) -> OperationFinding:
+    """Return that an operation is in one run alone, or one in either."""
+    one = None if found.a is None else two.a.operations[found.a]
+    other = None if found.b is None else two.b.operations[found.b]
+    only_a = one is not None and found.a not in two.pairs
+    only_b = other is not None and found.b not in two.backwards
     evidence = "what it gets is in both runs, its result is not"
-    if found.a is not None and found.b is not None:
-        one, other = two.a.operations[found.a], two.b.operations[found.b]
+    if one is not None and other is not None and only_a and only_b:
         headline = f"A computes {told_place(one)} where B computes {told_place(other)}"
         evidence = "what they get is in both runs, their results are not"
-    elif found.a is not None:
-        headline = f"only A computes {told_place(two.a.operations[found.a])}"
+    elif one is not None and only_a:
+        headline = f"only A computes {told_place(one)}"
+        if other is not None:
+            evidence += f"; the first in B whose result A has not is {told_place(other)}"
     else:
-        assert found.b is not None  # noqa: S101 - one of both departs
-        headline = f"only B computes {told_place(two.b.operations[found.b])}"
+        assert other is not None  # noqa: S101 - one of both is in one run alone
+        headline = f"only B computes {told_place(other)}"
+        if one is not None:
+            evidence += f"; the first in A whose result B has not is {told_place(one)}"
     return _finding(two, "operation", headline, evidence, found)
 
 
@@ -281,12 +289,12 @@ def _in_graph(two: TwoSteps, boundary: tuple[int, int]) -> OperationFinding:
             f"{many} of A and what they leave in the autograd graph are as in B; the backward pass "
             "itself is not looked at: compare hooks on gradients and backward functions",
         )
-    value, node_a, node_b = found.operation, _node(found.node_a), _node(found.node_b)
+    nodes = f"{_node(found.node_a)} in A, {_node(found.node_b)} in B"
     ones = tuple(two.a.operations[each] for each in found.a)
     others = tuple(two.b.operations[each] for each in found.b)
     return OperationFinding(
         "graph",
-        f"the gradients have another way at {told_place(value)}: {node_a} in A, {node_b} in B",
+        f"another path of the gradients from {told_place(found.operation)} on: {nodes}",
         "the values of the forward are equal; that the gradients differ for this reason is inferred",
         ones,
         others,
@@ -295,9 +303,9 @@ def _in_graph(two: TwoSteps, boundary: tuple[int, int]) -> OperationFinding:
 
 def _node(name: str) -> str:
     if not name:
-        return "no gradient is needed"
+        return "no gradient"
     if name == "leaf":
-        return "a gradient is needed"
+        return "a leaf that needs one"
     return name
 
 

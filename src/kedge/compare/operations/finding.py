@@ -131,8 +131,8 @@ def _pair(two: TwoSteps, found: Departure) -> OperationFinding:
         if one.text == other.text:
             headline += " in the same line"
             evidence += (
-                "; no argument differs: a setting of PyTorch, another number of threads, "
-                "or a kernel that is not deterministic can be the reason"
+                "; no argument differs: a setting of PyTorch such as autocast, another number of "
+                "threads, or a kernel that is not deterministic can be the reason"
             )
         return _finding(two, "operation", headline, evidence, found)
     headline = f"{told_place(one)} gets other arguments: {', '.join(map(str, arguments))}"

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from kedge.shown_text import visible
+
 #: An operation, the inputs of a module's call, its outputs, or what a backward pass begins at.
 Event = Literal["operation", "in", "out", "backward"]
 
@@ -116,8 +118,9 @@ class SeenStep:
         """Return what `entry` has made JSON values of."""
         operations = []
         for each in entry["operations"]:
-            inputs, outputs = _values(each["inputs"]), _values(each["outputs"])
-            operations.append(SeenOperation(**{**each, "inputs": inputs, "outputs": outputs}))
+            values = {name: _values(each[name]) for name in ("inputs", "outputs")}
+            text = visible(each["text"])
+            operations.append(SeenOperation(**{**each, **values, "text": text}))
         return cls(tuple(operations), tuple(entry["written"]), entry["failure"])
 
 

@@ -77,8 +77,11 @@ class OperationsSeen(TorchFunctionMode):
         self._sees = True
 
     def end(self) -> None:
-        """See nothing more; the mode stays where it is, as the program ends."""
+        """See nothing more."""
         self._sees = False
+        with programs_work():
+            modes.take_off(self)
+        self._calls.close()
 
     def seen(self, label: Callable[[nn.Module | None], str]) -> Iterator[SeenOperation]:
         """Yield what was seen.

@@ -116,7 +116,7 @@ class TwoSteps:
 
 
 @dataclass(frozen=True)
-class Departure:
+class DepartingOperations:
     """The operations that depart, of which one run may have none.
 
     Attributes:
@@ -130,7 +130,7 @@ class Departure:
     is_pair: bool
 
 
-def departure(two: TwoSteps, a: int, b: int) -> Departure | None:
+def departure(two: TwoSteps, a: int, b: int) -> DepartingOperations | None:
     """Return the operations from which the tensors at a boundary differ; None if none departs.
 
     Args:
@@ -142,7 +142,7 @@ def departure(two: TwoSteps, a: int, b: int) -> Departure | None:
     if (here is not None and here not in two.pairs) or (
         there is not None and there not in two.backwards
     ):
-        return Departure(here, there, is_pair=False)
+        return DepartingOperations(here, there, is_pair=False)
     if here is not None:
         return _made_earlier(two, here, two.pairs[here])
     if there is not None:
@@ -150,7 +150,7 @@ def departure(two: TwoSteps, a: int, b: int) -> Departure | None:
     return None
 
 
-def _made_earlier(two: TwoSteps, a: int, b: int) -> Departure:
+def _made_earlier(two: TwoSteps, a: int, b: int) -> DepartingOperations:
     """Return a pair that departs, or the one before it that makes what one of its two gets.
 
     Bits that an operation has made may be somewhere in the other run by chance, as those of a mask.
@@ -163,8 +163,8 @@ def _made_earlier(two: TwoSteps, a: int, b: int) -> Departure:
         if maker is None or other_maker is None or two.pairs.get(maker) != other_maker:
             continue
         if two.a.operations[maker].taken == two.b.operations[other_maker].taken:
-            return Departure(maker, other_maker, is_pair=True)
-    return Departure(a, b, is_pair=True)
+            return DepartingOperations(maker, other_maker, is_pair=True)
+    return DepartingOperations(a, b, is_pair=True)
 
 
 def _ways(step: StepOfRun, place: int, others: set[str]) -> Ways:

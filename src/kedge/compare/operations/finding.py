@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Literal
 
 from kedge.compare.comparison import Parting
-from kedge.compare.operations.departure import Departure, TwoSteps, departure
+from kedge.compare.operations.departure import DepartingOperations, TwoSteps, departure
 from kedge.compare.operations.gradients import parting_node
 from kedge.compare.operations.seen import SeenOperation, SeenValue
 from kedge.compare.wording import text_of_shape
@@ -117,7 +117,7 @@ def _at(two: TwoSteps, a: int, b: int, text: str) -> OperationFinding:
 # -- one operation of both --------------------------------------------------------------------
 
 
-def _pair(two: TwoSteps, found: Departure) -> OperationFinding:
+def _pair(two: TwoSteps, found: DepartingOperations) -> OperationFinding:
     assert found.a is not None and found.b is not None  # noqa: PT018, S101 - it is a pair
     one, other = two.a.operations[found.a], two.b.operations[found.b]
     if one.given != other.given:
@@ -192,7 +192,7 @@ def _origin(two: TwoSteps, place: int, value: SeenValue, *, of_b: bool = False) 
 # -- operations of one run alone -----------------------------------------------------------------
 
 
-def _alone(two: TwoSteps, found: Departure) -> OperationFinding:
+def _alone(two: TwoSteps, found: DepartingOperations) -> OperationFinding:
     """Return that an operation is in one run alone, or one in either."""
     one = None if found.a is None else two.a.operations[found.a]
     other = None if found.b is None else two.b.operations[found.b]
@@ -219,7 +219,7 @@ def _finding(
     how: How,
     headline: str,
     evidence: str,
-    found: Departure,
+    found: DepartingOperations,
     arguments: tuple[ArgumentDifference, ...] = (),
 ) -> OperationFinding:
     a: tuple[SeenOperation, ...] = ()

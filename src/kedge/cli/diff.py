@@ -145,6 +145,8 @@ def _sides(args: argparse.Namespace) -> tuple[Recording, Recording, Names]:
         args.parser.refuse("-o names a page: add --html")
     if args.deep and args.ranks:
         args.parser.refuse("--deep runs two programs again, not the ranks of one")
+    if args.deep and args.tolerance:
+        args.parser.refuse("--deep compares bits: leave --tolerance out")
     if (args.b is None) != bool(args.ranks):
         args.parser.refuse("name two recordings, or one with --ranks and two numbers")
     args.a = recording_named(args.a)

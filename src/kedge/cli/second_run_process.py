@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from kedge.repro.step.operations_seen import OperationsSeen
     from kedge.watch.watcher import Watcher
 
+_SEEN_STEPS = 2
+"""Steps whose operations are seen: the last one, and that in which its data may have been made."""
+
 
 class SecondRunProcess:
     """The program of this process, up to the end of a step.
@@ -74,14 +77,14 @@ class SecondRunProcess:
         self._files = WrittenFiles()
         self._files.install()
         self._operations = OperationsSeen(self._failures.append)
-        if self._step == 0:
+        if self._step < _SEEN_STEPS:
             self._operations.begin()
         watch.steps.on_step.append(self._step_ended)
 
     def _step_ended(self, step: int) -> None:
         if step >= self._step:
             self._end()
-        elif step == self._step - 1 and self._operations is not None:
+        elif step == self._step - _SEEN_STEPS and self._operations is not None:
             self._operations.begin()
 
     def _end(self) -> None:
@@ -99,7 +102,7 @@ class SecondRunProcess:
         os._exit(0)
 
     def _labels(self) -> Callable[[nn.Module | None], str]:
-        """Return what returns the recorded path of a module; empty for one that is not recorded."""
+        """Return what returns the recorded path of a module; the type in brackets of one without."""
         from kedge.torch_internals.module_tables import modules_in
 
         assert self._watch is not None  # noqa: S101 - as there is a step
@@ -109,7 +112,13 @@ class SecondRunProcess:
             if model is not None:
                 for path, module in modules_in(model).items():
                     labels.setdefault(id(module), root.label(path))
-        return lambda module: labels.get(id(module), "")
+
+        def label(module: nn.Module | None) -> str:
+            if module is None:
+                return ""
+            return labels.get(id(module), f"({type(module).__name__})")
+
+        return label
 
     def _written(self) -> tuple[str, ...]:
         """Return the files that the program has written, without those of this run."""

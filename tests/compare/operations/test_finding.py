@@ -188,7 +188,7 @@ def test_data_from_elsewhere_accuses_no_operation() -> None:
     found = difference(kind="in", path="", given=(lambda _: ready[0] + 0, lambda _: ready[1] + 0))
 
     assert found.how == "outside"
-    assert found.headline.startswith("none is the reason: what differs in :in came from outside")
+    assert found.headline == "none: what differs in :in was made by no operation"
 
 
 def test_a_draw_more_before_a_dropout() -> None:

@@ -124,6 +124,26 @@ def test_a_run_that_is_not_repeated_accuses_nothing(record: Callable[..., str]) 
     assert operation["a"] == operation["b"] == []
 
 
+def test_an_imported_file_that_was_changed_since(
+    record: Callable[..., str], tmp_path: Path
+) -> None:
+    """The second run is another one, and the file is named that was written since."""
+    layers = tmp_path / "layers.py"
+    recordings = []
+    for number, (name, rate) in enumerate((("a.kedge", "0.1"), ("b.kedge", "0.3"))):
+        layers.write_text(
+            f"from torch.nn.functional import dropout\n\n\ndef drop(h, _):\n    return dropout(h, {rate})\n"
+        )
+        later = layers.stat().st_mtime + 10 * number  # Python compiles it again
+        os.utime(layers, (later, later))
+        recordings.append(record(name, seed="import layers; F.dropout = layers.drop"))
+    found, _ = deep(*recordings, "-q")
+
+    operation = found["operation"]
+    assert operation["how"] == "not-repeated"
+    assert "layers.py was written after the recorded run had begun" in operation["evidence"]
+
+
 def test_updates_need_no_second_run(record: Callable[..., str]) -> None:
     """Where they differ after the backward pass, no program is run."""
     found, said = deep(record("a.kedge"), record("b.kedge", "--lr", "0.2"))

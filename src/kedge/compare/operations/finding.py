@@ -269,8 +269,11 @@ def _drawing(two: TwoSteps, a: int | None, b: int | None) -> OperationFinding:
 def _outside(two: TwoSteps, a: int | None, b: int | None, text: str) -> OperationFinding:
     ones = () if a is None else (two.a.operations[a],)
     others = () if b is None else (two.b.operations[b],)
-    headline = f"none is the reason: what differs in {text} came from outside of PyTorch"
-    evidence = "no operation that was seen has made it: it may be data, or code without PyTorch"
+    headline = f"none: what differs in {text} was made by no operation"
+    evidence = (
+        "seen were this step and the one before: "
+        "it may be data, what was made earlier, or code without PyTorch"
+    )
     if ones or others:
         evidence += f"; {told_place((*ones, *others)[0])} takes it in"
     return OperationFinding("outside", headline, evidence, ones, others)

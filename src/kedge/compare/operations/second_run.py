@@ -144,8 +144,11 @@ class SecondRun:
             return ""
         return f"{first.same.text} differs from the recorded one at step {first.step}"
 
-    def changed(self) -> str:
-        """Return the name of a file of the program that was changed after the recording; empty if none was."""
+    def written_since(self) -> str:
+        """Return a file of the program that was written after the recorded run began; empty without one.
+
+        The script is known to be the same.
+        """
         if self.seen is None:
             return ""
         started = self.of.recording.manifest.get("started")
@@ -153,7 +156,11 @@ class SecondRun:
             began = datetime.fromisoformat(str(started)).timestamp()
         except ValueError:
             return ""
-        for file in sorted({each.file for each in self.seen.operations if each.file}):
+        known = ""
+        if self.of.recording.manifest.get("digest") is not None:
+            known = self.of.program.target
+        files = {each.file for each in self.seen.operations if each.file not in ("", known)}
+        for file in sorted(files):
             place = self.of.folder / file
             if place.exists() and place.stat().st_mtime > began + 1:
                 return file
@@ -244,9 +251,9 @@ def _judged(a: SecondRun, b: SecondRun, step: int) -> OperationFinding:
 
 def _not_repeated(side: str, run: SecondRun, unlike: str) -> OperationFinding:
     evidence = unlike
-    changed = run.changed()
-    if changed:
-        evidence += f"; {changed} was changed since"
+    since = run.written_since()
+    if since:
+        evidence += f"; {since} was written after the recorded run had begun"
     elif run.recording is not None:
         evidence += (
             "; set all seeds, and see whether two runs of the same program are equal, "

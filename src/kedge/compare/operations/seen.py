@@ -41,7 +41,7 @@ class SeenOperation:
         event: What it is.
         name: The operation's name; empty for a boundary.
         module: The path of the innermost module that runs, or of the module that is called, as the
-            recording has it; empty outside of modules.
+            recording has it; the type in brackets of one that it has not; empty outside of modules.
         file: The file of the program's line, relative to the program's folder if it is inside.
         line: The line's number; 0 if none is known.
         text: The line.

@@ -132,11 +132,13 @@ def test_an_imported_file_that_was_changed_since(
     recordings = []
     for number, (name, rate) in enumerate((("a.kedge", "0.1"), ("b.kedge", "0.3"))):
         layers.write_text(
-            f"from torch.nn.functional import dropout\n\n\ndef drop(h, _):\n    return dropout(h, {rate})\n"
+            f"from torch.nn.functional import dropout\n\n\ndef drop(layer, _, h):\n    return dropout(h, {rate})\n"
         )
         later = layers.stat().st_mtime + 10 * number  # Python compiles it again
         os.utime(layers, (later, later))
-        recordings.append(record(name, seed="import layers; F.dropout = layers.drop"))
+        recordings.append(
+            record(name, seed="import layers; net.first.register_forward_hook(layers.drop)")
+        )
     found, _ = deep(*recordings, "-q")
 
     operation = found["operation"]

@@ -254,7 +254,7 @@ def _not_repeated(side: str, run: SecondRun, unlike: str) -> OperationFinding:
     since = run.written_since()
     if since:
         evidence += f"; {since} was written after the recorded run had begun"
-    elif run.recording is not None:
+    elif not run.ending:
         evidence += (
             "; set all seeds, and see whether two runs of the same program are equal, "
             "as in kedge run --verify"

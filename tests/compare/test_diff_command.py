@@ -141,6 +141,7 @@ def test_json_holds_what_is_drawn(written: Write, capsys: pytest.CaptureFixture[
         "cause",
         "departures",
         "first",
+        "operation",
         "differs",
         "steps",
         "sites",

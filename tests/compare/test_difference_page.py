@@ -18,6 +18,7 @@ from kedge.report.compare.head import Names
 from kedge.report.page import render
 from kedge.store.recording import Recording
 from tests.chromium import launched
+from tests.compare.operations import GELU
 from tests.compare.stories import FULL, LIGHT, NET, from_step, story
 
 ASSETS = Path(drawn.__file__).parent / "assets"
@@ -40,9 +41,9 @@ def shown(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     )
     wrong: list[str] = []
 
-    def open_page(a: Recording, b: Recording, chosen: str = "") -> Any:
+    def open_page(a: Recording, b: Recording, chosen: str = "", **said: Any) -> Any:
         file = tmp_path / "page.html"
-        file.write_text(page_of(a, b, chosen), encoding="utf-8")
+        file.write_text(page_of(a, b, chosen, **said), encoding="utf-8")
         page = context.new_page()
         page.on(
             "console",
@@ -63,10 +64,11 @@ def shown(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     assert wrong == []
 
 
-def page_of(a: Recording, b: Recording, chosen: str = "") -> str:
-    """Draw the page of two runs."""
+def page_of(a: Recording, b: Recording, chosen: str = "", **said: Any) -> str:
+    """Draw the page of two runs; the verdict also says what is given by name."""
     found = compare(a, b)
-    return drawn.render_difference(found, judge(found), Names("a.kedge", "b.kedge"), chosen)
+    verdict = replace(judge(found), **said)
+    return drawn.render_difference(found, verdict, Names("a.kedge", "b.kedge"), chosen)
 
 
 def colour(page: Any, row: int, column: int) -> list[int]:
@@ -110,6 +112,21 @@ def test_the_page_says_why_and_where(shown: Callable[..., Any]) -> None:
     page.click("#told button")
     assert page.inner_text("#panel-site") == "stem.weight:update"
     assert page.locator("#panel canvas").count() == 3
+
+
+def test_the_page_says_the_operation(shown: Callable[..., Any]) -> None:
+    """With second runs: the operation, its line in either program, what was seen, and the files written."""
+    page = shown(story(), story(factor=from_step(2, 2.0, "mid:in")), operation=GELU)
+
+    told = " ".join(page.inner_text("#told").split())
+    for text in (
+        "Operation: gelu at model.py:41 gets other arguments: approximate is not given in A, 'tanh' in B",
+        "A model.py:41: gelu h = F.gelu(h)",
+        "B model.py:41: gelu h = F.gelu(h, approximate='tanh')",
+        "it gets equal inputs in both",
+        "the second runs have written: net.pt",
+    ):
+        assert text in told
 
 
 def test_the_middle_of_the_scale_is_one(shown: Callable[..., Any]) -> None:

@@ -17,6 +17,7 @@ from kedge.compare.verdict import judge
 from kedge.report.compare.head import Names
 from kedge.report.compare.terminal import render
 from kedge.store.recording import Recording
+from tests.compare.operations import GELU
 from tests.compare.stories import NET, Layer, from_step, story
 
 A = {"command": ["train.py", "--lr", "0.1"], "torch": "2.13.0", "device": "cpu"}
@@ -86,6 +87,23 @@ def test_another_learning_rate() -> None:
 
         27 sites of 6 modules aligned by name; 12 steps measured in both (0 to 11)
     """)
+
+
+def test_the_operation_of_second_runs() -> None:
+    """It stands below the cause, with its line in either program."""
+    found, stream = compare(story(), story(factor=from_step(2, 2.0, "mid:in"))), io.StringIO()
+    verdict = replace(judge(found), operation=GELU)
+    console = Console(file=stream, width=120, highlight=False)
+    render(found, verdict, Names("a.kedge", "b.kedge"), console)
+
+    expected = dedent("""\
+          operation: gelu at model.py:41 gets other arguments: approximate is not given in A, 'tanh' in B
+          A  model.py:41: gelu  h = F.gelu(h)
+          B  model.py:41: gelu  h = F.gelu(h, approximate='tanh')
+          it gets equal inputs in both, and its result is not equal
+          the second runs have written: net.pt
+    """)
+    assert expected in dedent(stream.getvalue()).replace("\n  ", "\n")
 
 
 def test_equal_runs() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kedge.cli.output import print_json
@@ -12,6 +13,7 @@ from kedge.cli.page_file import write_page
 from kedge.cli.progress import add_quiet, progress
 from kedge.cli.recordings import open_recording, recording_named
 from kedge.cli.sites_option import add_sites
+from kedge.stderr import messenger
 
 if TYPE_CHECKING:
     from kedge.compare.comparison import Comparison
@@ -29,6 +31,11 @@ class DiffCommand:
 
     --ranks compares two ranks of one run. They diverge if their parameters, updates or
     gradient norms differ; their data may differ.
+
+    --deep runs the recorded commands again, in the folders that they ran in, up to the end of
+    the first step that differs. There it compares operation by operation, and names the line
+    and the operation in each program. The programs run as any programs do: they write their
+    files again. Recordings of kedge run alone can be run again, and those of one process.
 
     --sites shows some modules alone. The verdict and the exit status are still those of all
     modules, since the cause of a difference may lie in others.
@@ -62,6 +69,14 @@ class DiffCommand:
             action="store_true",
             help="list every module that differs, not only the first ones",
         )
+        parser.add_argument(
+            "--deep",
+            action="store_true",
+            help=(
+                "run both programs again, up to the first step that differs, and name the "
+                "operation and the line from which they do"
+            ),
+        )
         add_sites(
             parser,
             "show only the differences of these modules; with --html, begin with this filter",
@@ -82,20 +97,32 @@ class DiffCommand:
     def run(self, args: argparse.Namespace) -> int:
         """Compare, and print or write the result."""
         from kedge.compare.comparison import chosen_part, compare
+        from kedge.compare.operations.second_run import RecordedProgram, find_operation
         from kedge.compare.verdict import judge, judge_ranks
 
         a, b, names = _sides(args)
+        programs = None
+        if args.deep:
+            programs = RecordedProgram.of(names.a, a), RecordedProgram.of(names.b, b)
         with progress("comparing"):
             comparison = compare(a, b, args.tolerance)
             part = comparison
             if args.sites is not None:
                 part = chosen_part(comparison, args.sites)
             verdict = judge_ranks(comparison) if args.ranks else judge(comparison)
+        if programs is not None:
+            tell = _silent if args.quiet else messenger()
+            found = find_operation(comparison, programs, tell, progress)
+            verdict = replace(verdict, operation=found)
         if args.html:
             _write(comparison, verdict, names, args)
         else:
             _print(part, verdict, names, args)
         return int(verdict.parted)
+
+
+def _silent(_: str) -> None:
+    return None
 
 
 def _share(text: str) -> float:
@@ -116,6 +143,10 @@ def _sides(args: argparse.Namespace) -> tuple[Recording, Recording, Names]:
 
     if args.output and not args.html:
         args.parser.refuse("-o names a page: add --html")
+    if args.deep and args.ranks:
+        args.parser.refuse("--deep runs two programs again, not the ranks of one")
+    if args.deep and args.tolerance:
+        args.parser.refuse("--deep compares bits: leave --tolerance out")
     if (args.b is None) != bool(args.ranks):
         args.parser.refuse("name two recordings, or one with --ranks and two numbers")
     args.a = recording_named(args.a)

@@ -242,7 +242,7 @@ def _run(program: Program, order: WatchOptions, output: Output) -> Ending:
     report = lasting_messenger()
     if not launch.leads:
         report = _signed(report, launch.rank)
-    recorder = _recorder(program, order, output, report)
+    recorder = recorder_of(program, order, output, report)
     watching = Watching(recorder, order, report, strict=output.strict)
     watching.place = recorder.folder
     recorder.begun = lambda folder: watching.note_position(folder, launch.rank, launch.world)
@@ -337,11 +337,16 @@ def _signed(report: Callable[[str], None], rank: int) -> Callable[[str], None]:
     return lambda text: report(f"rank {rank}: {text}")
 
 
-def _recorder(
+def recorder_of(
     program: Program, order: WatchOptions, output: Output, report: Callable[[str], None]
 ) -> RecordingSink:
+    """Return what writes the recording of a program."""
     place = Path(output.name).absolute()
-    manifest = manifest_of(program.command, program.target, order)
+    manifest = {
+        **manifest_of(program.command, program.target, order),
+        "folder": os.getcwd(),
+        "digest": program.digest,
+    }
 
     # With the first step: numpy and torch are the program's to import first.
     def begin() -> RecordingWriter | None:

@@ -35,6 +35,7 @@ class Watching:
 
     Attributes:
         place: Returns the recording, or None as long as there is none; None without one.
+        begun: Called when the watch has begun.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Watching:
         self.order = order
         self._complain = complain
         self.place: Callable[[], Path | None] | None = None
+        self.begun: Callable[[Watcher], None] = _nothing
         self._beginning = Shield(*BEGINNING, tell=complain, strict=strict)
         self._ending = Shield(*ENDING, tell=complain, strict=strict)
         self.watch: Watcher | None = None
@@ -137,3 +139,8 @@ class Watching:
         self._notes = PositionNotes(self._position, self._complain)
         self.watch.__enter__()
         self._entering = perf_counter() - began
+        self.begun(self.watch)
+
+
+def _nothing(_: Watcher) -> None:
+    return None

@@ -17,6 +17,7 @@ from kedge.compare.against.departures import departures_of, reason_against
 from kedge.compare.against.run_pair import RunPair
 from kedge.compare.comparison import Comparison, Parting
 from kedge.compare.first_parting import FirstParting, PartingCause, is_from_outside
+from kedge.compare.operations.finding import OperationFinding
 from kedge.rules.rule import Finding
 from kedge.short_text import counted
 
@@ -66,12 +67,14 @@ class Verdict:
         first: The first difference; None if there is none.
         cause: Its cause, or that there is no difference.
         departures: What held in A and does not hold in B, if they have other initial values.
+        operation: What second runs say of the first difference; None without them.
     """
 
     parted: bool
     first: Parting | None
     cause: PartingCause
     departures: tuple[Finding, ...] = field(default=())
+    operation: OperationFinding | None = None
 
 
 def judge(comparison: Comparison) -> Verdict:

@@ -5,8 +5,8 @@ A text of a file may contain what a terminal obeys: escape sequences, a carriage
 turn the direction of writing. Where a file is read, such characters become visible ones (`\x1b`),
 so no printing place has to. Line ends and tabs stay in the texts that have lines, and are replaced
 in all names. Halves of surrogate pairs, which no file can be written with, are replaced as well;
-but the words of a command stay as they are, since it can be run again, and are replaced where they
-are shown.
+but the words of a command and its folder stay as they are, since it can be run again, and are
+replaced where they are shown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_LEVELS = 50
 #: The keys of texts that have lines.
 MANY_LINES = frozenset({"detail", "error", "text", "cause", "remedy"})
 #: The keys of texts that are kept as they are.
-AS_THEY_ARE = frozenset({"command", "script"})
+AS_THEY_ARE = frozenset({"command", "folder", "script"})
 
 # A document with none of these bytes has no such character: most documents need no second look.
 _SUSPECT = re.compile(

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
@@ -59,6 +60,13 @@ class Program:
         if self.is_module:
             return ["-m", self.target, *self.args]
         return [self.target, *self.args]
+
+    @property
+    def digest(self) -> str | None:
+        """The SHA-256 of a script's bytes; None for a module, a folder or a zip file."""
+        if self.is_module or not os.path.isfile(self.target) or self._finder is not None:
+            return None
+        return sha256(Path(self.target).read_bytes()).hexdigest()
 
     def check(self) -> None:
         """Check that the program can start, without running any of it.

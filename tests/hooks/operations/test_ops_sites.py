@@ -90,7 +90,10 @@ NAMES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
         lambda x: F.scaled_dot_product_attention(x, x, x),
         "scaled_dot_product_attention#0",
     ),
-    "conversion": (lambda x: (x.float(), x.to(torch.float64)), "float#0 to#0"),
+    "conversion": (
+        lambda x: (x.float(), x.to(torch.float64), x.bool(), x.int()),
+        "float#0 to#0 bool#0 int#0",
+    ),
     "properties": (lambda x: (x.mT, x.real), "mT#0 real#0"),
     "no tensors": (
         lambda x: (x.size(), x.dim(), x.shape, len(x), float(x.sum()), x.sum().item()),

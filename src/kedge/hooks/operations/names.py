@@ -21,14 +21,15 @@ from kedge.sites import leaves
 PROPERTIES = frozenset({"T", "H", "mT", "mH", "real", "imag", "data", "grad"})
 """Properties of tensors that are tensors."""
 
+_NUMBERS = frozenset({"bool", "complex", "float", "int"})
 _ARITHMETIC = ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "matmul", "divmod")
 _BITWISE = ("and", "or", "xor", "lshift", "rshift")
 _REFLECTED = {f"r{name}": name for name in (*_ARITHMETIC, *_BITWISE)}
 _IN_PLACE = {f"i{name}": f"{name}_" for name in (*_ARITHMETIC, *_BITWISE)} | {"setitem": "setitem"}
 
 _WITHOUT_TENSOR = frozenset({
-    "size", "dim", "numel", "nelement", "ndimension", "stride", "storage_offset", "element_size", "len", "bool",
-    "int", "float_", "index", "complex_", "hash", "repr", "str", "format", "dir", "contains", "deepcopy",
+    "size", "dim", "numel", "nelement", "ndimension", "stride", "storage_offset", "element_size", "len",
+    "float_", "index", "complex_", "hash", "repr", "str", "format", "dir", "contains", "deepcopy",
     "reduce_ex", "set", "item", "tolist", "numpy", "array", "data_ptr", "storage", "untyped_storage", "get_device",
     "has_names", "iter", "is_floating_point", "is_complex", "is_signed", "is_contiguous", "is_same_size",
     "is_set_to", "is_nonzero", "is_shared", "is_pinned", "is_coalesced", "is_inference", "is_neg", "is_conj",
@@ -60,7 +61,7 @@ def clean(name: str) -> str:
     """
     if name.startswith("__") and name.endswith("__"):
         inner = name[2:-2]
-        if inner in ("float", "complex"):  # float(x) returns a number, x.float() a tensor
+        if inner in _NUMBERS:  # float(x) returns a number, x.float() a tensor
             return ""
         name = _IN_PLACE.get(inner) or _REFLECTED.get(inner, inner)
     name = name.partition(".")[0]  # an overload of an operator: "relu.default"

@@ -10,6 +10,8 @@ from kedge.compare.alignment.modules import RecordedModule
 from kedge.compare.alignment.sites import Alignment
 from kedge.compare.circumstances import circumstances
 from kedge.compare.comparison import Comparison, Parting
+from kedge.compare.operations.finding import OperationFinding
+from kedge.compare.operations.seen import SeenOperation
 from kedge.compare.verdict import Verdict
 from kedge.report.compare.head import Names
 from kedge.report.compare.module_lines import ModuleDifference, in_order_of_parting, lines
@@ -29,6 +31,7 @@ def document(comparison: Comparison, verdict: Verdict, names: Names) -> dict[str
         "cause": asdict(verdict.cause),
         "departures": [for_json(finding.entry()) for finding in verdict.departures],
         "first": _parting(verdict.first),
+        "operation": _operation(verdict.operation),
         "differs": differs,
         "steps": {"both": comparison.steps.tolist(), "full": comparison.full},
         "sites": len(comparison.alignment.sites),
@@ -48,6 +51,30 @@ def _parting(parting: Parting | None) -> dict[str, Any] | None:
         "b": for_json(parting.b),
         "apart": for_json(parting.apart),
         "ulps": for_json(parting.ulps),
+    }
+
+
+def _operation(found: OperationFinding | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "how": found.how,
+        "headline": found.headline,
+        "evidence": found.evidence,
+        "a": [_seen(each) for each in found.a],
+        "b": [_seen(each) for each in found.b],
+        "arguments": [asdict(each) for each in found.arguments],
+        "written": list(found.written),
+    }
+
+
+def _seen(operation: SeenOperation) -> dict[str, Any]:
+    return {
+        "name": operation.name,
+        "module": operation.module,
+        "file": operation.file,
+        "line": operation.line,
+        "text": operation.text,
     }
 
 

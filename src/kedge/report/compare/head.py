@@ -10,8 +10,9 @@ from rich.text import Text
 from kedge.compare.circumstances import circumstances
 from kedge.compare.comparison import Comparison, Parting
 from kedge.compare.measures import coarser
+from kedge.compare.operations.finding import OperationFinding
 from kedge.compare.verdict import Verdict
-from kedge.short_text import compact, counted, percent
+from kedge.short_text import compact, counted, listed, percent
 from kedge.shown_text import typed
 
 SIDES = {"A": "cyan", "B": "magenta"}
@@ -66,6 +67,20 @@ def told_verdict(verdict: Verdict) -> Iterator[Text]:
         where = (f"step {first.step}, {first.same.text}", "bold")
         yield Text.assemble(f"{told}: ", where, f": {told_parting(first)}")
     yield Text(verdict.cause.evidence, "dim")
+    if verdict.operation is not None:
+        yield from _told_operation(verdict.operation)
+
+
+def _told_operation(found: OperationFinding) -> Iterator[Text]:
+    """Yield what second runs say: the operation, its line in either program, and what was seen."""
+    yield Text.assemble("operation: ", (found.headline, "bold"))
+    for side, operations in (("A", found.a), ("B", found.b)):
+        for each in operations:
+            line = f"  {each.place or 'no line'}: {each.name or each.module}"
+            yield Text.assemble((side, f"bold {SIDES[side]}"), line, f"  {each.text}")
+    yield Text(found.evidence, "dim")
+    if found.written:
+        yield Text(f"the second runs have written: {listed(found.written)}", "dim")
 
 
 def _headline(verdict: Verdict) -> str:

@@ -53,6 +53,8 @@ _MANIFEST_SHAPE = fields(
         "kedge": nullable(text),
         "command": nullable(list_of(text)),
         "script": nullable(text),
+        "folder": nullable(text),
+        "digest": nullable(text),
         "python": nullable(text),
         "torch": nullable(text),
         "device": nullable(text),

@@ -33,7 +33,20 @@ function showVerdict({ told, findings }) {
     departs,
     pin && make("p", {}, "First apart at step ", make("b", {}, whole(pin.step)), ", ", siteLink(told.first.site.a, named(told.first.site)), `: ${pin.message}`),
     make("p", { class: "faint" }, told.cause.evidence),
+    told.operation && operationLines(told.operation),
   );
+}
+
+// What second runs say of the first difference: the operation, and its line in either program.
+function operationLines({ headline, evidence, a, b, written }) {
+  const line = (side) => ({ name, module, file, line: number, text }) => make("p", { class: "mono" }, `${side}  ${number ? `${file}:${number}` : "no line"}: ${name || module}  ${text}`);
+  return [
+    make("p", {}, "Operation: ", make("b", {}, headline)),
+    ...a.map(line("A")),
+    ...b.map(line("B")),
+    make("p", { class: "faint" }, evidence),
+    written.length ? make("p", { class: "faint" }, `the second runs have written: ${written.join(", ")}`) : "",
+  ];
 }
 
 const named = ({ a, b }) => (a === b ? a : `${a} = ${b}`);

@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 from kedge.calls.arguments import described
 from kedge.compare.against import layers, optimizers, parameters, passes, ranges, ranks
+from kedge.compare.against.departs import CODE
 from kedge.compare.against.run_pair import Departure, RunPair
 from kedge.compare.alignment.sites import SameModule
 from kedge.errors import CannotCompare, WrongCall
 from kedge.rules.rule import SEVERITIES, Finding
 from kedge.short_text import counted
 from kedge.store.recording import Recording
-
-CODE = "DEPARTS"
-"""The code of the findings; the kind of their evidence names the relation."""
 
 Relation = Callable[[RunPair], Iterator[Departure]]
 

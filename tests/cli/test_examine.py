@@ -291,6 +291,48 @@ def test_gradients_that_are_gone_or_kept_are_wrong(results: Any) -> None:
     assert "zero_grad() is missing" in told(results(kept), "optimizer", "wrong")
 
 
+FORGETFUL = """
+    class Forgetful(torch.optim.{base}):
+        @torch.no_grad()
+        def step(self, closure=None):
+            kept = [(p, p.clone()) for g in self.param_groups for p in g["params"] if p.dim() == 4]
+            super().step(closure)
+            for param, value in kept:
+                param.copy_(value)
+
+    optimizer = Forgetful(model.parameters(), lr={rate})
+"""
+SGD = "    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)\n"
+
+
+@pytest.mark.parametrize(
+    ("base", "rate", "is_told"), [("Adam", 1e-3, True), ("SGD", 0.05, True), ("SGD", 0.0, False)]
+)
+def test_a_step_that_changes_nothing_is_told(
+    results: Any, base: str, rate: float, is_told: bool
+) -> None:
+    """A parameter with a gradient and a rate stays as it is; not if the rate is zero."""
+    found = results((SGD, FORGETFUL.format(base=base, rate=rate)))
+
+    told = [each for each in found["results"] if "did not change" in each["came"]]
+    assert [each["verdict"] for each in told] == (["look"] if is_told else [])
+    if is_told:
+        assert told[0]["trial"] == "optimizer"
+        assert told[0]["came"].endswith("did not change: conv.weight")
+
+
+def test_steps_that_are_rounded_away_are_not_called_without_effect(results: Any) -> None:
+    """A rate that is too small for the precision is what the one-batch trial tells."""
+    changes = [
+        ("model = Net()", "model = Net().bfloat16()"),
+        ("model(batch)", "model(batch.bfloat16())"),
+    ]
+
+    found = results(*changes, ("lr=0.05", "lr=1e-6"))
+
+    assert not [each for each in found["results"] if "did not change" in each["came"]]
+
+
 def test_a_step_that_is_missing_is_wrong(results: Any) -> None:
     """A hundred backward passes are waited for, or the end of the program."""
     found = results(("optimizer.step()\n", "\n"))

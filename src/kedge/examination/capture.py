@@ -291,6 +291,7 @@ class Capture:
             moved=any(self._state.has_changed(p) for c in calls for p in c.model.parameters()),
             state_bytes=state_bytes(self._stepped),
             keeps_gradients=self._keeps_gradients,
+            unmoved=tuple(p for p in self._gradients.pushed if not self._state.has_changed(p)),
             reached=frozenset(key for facts in self._losses for key in facts.reached),
             blind_steps=blind_steps,
         )

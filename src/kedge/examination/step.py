@@ -32,6 +32,7 @@ class SeenTraining:
         idle: Those that exist, and have not.
         gradients: What was seen of the gradients; None where nobody looked.
         moved: Whether a parameter has changed.
+        unmoved: Parameters that the first step of their optimizer had to change, and did not.
         state_bytes: What the optimizers keep for their parameters, in bytes; None before a step.
         keeps_gradients: Whether an optimizer that is about to step again does so with the gradients
             of its first step, too.
@@ -43,6 +44,7 @@ class SeenTraining:
     idle: tuple[Optimizer, ...] = ()
     gradients: Gradients | None = None
     moved: bool = False
+    unmoved: tuple[Tensor, ...] = ()
     state_bytes: int | None = None
     keeps_gradients: bool = False
     reached: frozenset[int] = frozenset()

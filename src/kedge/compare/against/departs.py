@@ -30,8 +30,9 @@ class Departs:
         operations that make inputs, outputs and the loss, and whether it is made small (operations,
         loss); the shares that dropouts keep (dropout); the sites that fire in each step (firing);
         the mode of evaluations (evaluation); whether gradients are new in each step (zero_grad); how
-        often modules are called, and backward passes start, in a step (calls); the optimizers that
-        step, what they hold, and their groups (optimizer, held, groups); their first learning rates,
+        often modules are called, and backward passes start, in a step (calls); whether inputs change
+        from step to step, and have as many samples as each other (repeats, batch); the optimizers
+        that step, what they hold, and their groups (optimizer, held, groups); their first learning rates,
         whether and how fast these change, and the highest one (rate, course); the parameters that
         move, and those that are frozen (still, moving); the parameters that are equal on all ranks
         (ranks); the sites whose values are finite (finite).
@@ -39,7 +40,9 @@ class Departs:
         Sizes: root mean squares as powers of ten. At the beginning, the medians of the first
         measured steps are compared. Later, the median of the last quarter has to lie in the range
         that the good run had, with a margin (inputs, loss, activations, gradients, updates). A loss
-        that fell in the good run has to fall here, after as many steps and samples (falls).
+        that fell in the good run has to fall here, after as many steps and samples (falls). Outputs
+        in evaluation are compared with those of the training around, and this ratio has to lie in
+        the good run's range (evaluation).
 
     Window:
         The measured steps of both runs, which may have other seeds, lengths and batch sizes. Steps
@@ -52,8 +55,9 @@ class Departs:
         Margins of sizes, in powers of ten, at first and later: inputs 0.2; loss 0.3; activations
         0.9 and 0.6; gradients 1.2 and 0.8; updates, relative to the weights, 1.2 and 0.8. Each is
         about one and a half times the largest distance between healthy repetitions that
-        benchmarks/against.py has seen. Values below 1e-12 count as zero; those of a bias are not
-        compared, because they may add up to nothing. The beginning is 5 measured steps.
+        benchmarks/against.py has seen. Outputs in evaluation have that of activations, 0.9. Values
+        below 1e-12 count as zero; those of a bias are not compared, because they may add up to
+        nothing. The beginning is 5 measured steps.
 
         A loss counts as falling from 0.2 powers of ten on, and has to fall by 0.3 of what it fell
         in the good run. Another learning rate is one by a factor of 1.02: less is rounding. Another
@@ -62,7 +66,8 @@ class Departs:
 
         A parameter moves if it changes in 0.9 of the measured steps; others may wait for a batch
         that uses them. It has stopped after 10 measured steps without a change. A number of calls
-        is usual if 0.9 of the steps have it. A site fires in each step if it does in 0.95. Fewer
+        is usual if 0.9 of the steps have it. Inputs are the same in every step if 10 later measured
+        steps have those of the first, as in SAME-BATCH. A site fires in each step if it does in 0.95. Fewer
         than 3 measured steps show nothing of each step. Runs are of the same program if 0.5 of the
         smaller model's modules are in both.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from kedge.calls.arguments import described
-from kedge.compare.against import layers, optimizers, parameters, passes, ranges, ranks
+from kedge.compare.against import inputs, layers, optimizers, parameters, passes, ranges, ranks
 from kedge.compare.against.departs import CODE
 from kedge.compare.against.run_pair import Departure, RunPair
 from kedge.compare.alignment.sites import SameModule
@@ -28,6 +28,8 @@ RELATIONS: tuple[Relation, ...] = (
     passes.evaluations,
     passes.kept_gradients,
     passes.calls,
+    inputs.repeats,
+    inputs.batches,
     optimizers.kinds,
     optimizers.held,
     optimizers.rates,
@@ -37,6 +39,7 @@ RELATIONS: tuple[Relation, ...] = (
     ranks.equal_parameters,
     ranges.finite,
     ranges.inputs,
+    ranges.evaluated,
     ranges.sizes,
 )
 

@@ -147,6 +147,14 @@ def test_a_model_that_ignores_its_data_is_wrong() -> None:
     assert "does not look at its data" in said(found, "data-used", "wrong")
 
 
+def test_of_an_output_of_nan_nothing_is_said_about_data() -> None:
+    """It stays NaN whatever the data are, which says nothing of them."""
+    found = examined(Net(lambda net, x: net.head(net.first(x)) * float("nan")))
+
+    (result,) = found.of("data-used")
+    assert (result.verdict, result.came) == ("untried", "no element of the output is finite")
+
+
 def test_features_that_are_cut_off_are_named() -> None:
     """Nothing depends on them, by gradient and by change."""
 

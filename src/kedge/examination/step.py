@@ -74,6 +74,7 @@ class ExaminedStep:
         batch_size: How many samples a batch of the data loader has; None without a loader.
         data: The data set that the loader reads; None without one.
         changed_frozen: Names of frozen parameters that the first step of an optimizer changed.
+        later: The inputs of a call in the next step; None if none was seen.
         whole: Computes the loss of the step again, with the model's call; None if that is not known.
     """
 
@@ -86,6 +87,7 @@ class ExaminedStep:
     batch_size: int | None = None
     data: Any = None
     changed_frozen: Sequence[str] = ()
+    later: ModelInputs | None = None
     whole: Callable[[], Tensor] | None = None
 
     @cached_property

@@ -34,8 +34,8 @@ class Departs:
         from step to step, and have as many samples as each other (repeats, batch); the optimizers
         that step, what they hold, and their groups (optimizer, held, groups); their first learning rates,
         whether and how fast these change, and the highest one (rate, course); the parameters that
-        move, and those that are frozen (still, moving); the parameters that are equal on all ranks
-        (ranks); the sites whose values are finite (finite).
+        move, and those that are frozen (still, moving); the parameters that are equal on all ranks,
+        and the inputs that are not (ranks); the sites whose values are finite (finite).
 
         Sizes: root mean squares as powers of ten. At the beginning, the medians of the first
         measured steps are compared. Later, the median of the last quarter has to lie in the range

@@ -37,6 +37,7 @@ RELATIONS: tuple[Relation, ...] = (
     parameters.still,
     parameters.moving,
     ranks.equal_parameters,
+    ranks.own_inputs,
     ranges.finite,
     ranges.inputs,
     ranges.evaluated,

@@ -1,6 +1,7 @@
 """Judge Kedge on programs that were written elsewhere, after faults that people reported, at default settings.
 
     python benchmarks/abroad.py PROGRAMS [--table FILE.toml] [--only PATTERN] [--load N] [--keep FOLDER]
+                                [--by run,examine,against]
 
 ``PROGRAMS`` is a folder with a local copy of the programs; ``abroad.toml`` says which they are,
 what is wrong with each, and what has to be said of it. A program whose file is not there is left
@@ -12,120 +13,41 @@ out, and counted. Each runs alone, by ``kedge run`` and ``kedge check`` without 
 * missed: neither;
 * FALSE: a sentence was said that is false of this program, whatever else was found;
 * quiet, ALARM: a program without a fault got neither warning nor error, or got one.
+
+``--by`` also has them examined, and checked against a good run; see ``ways.py``.
 """
 
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import multiprocessing
-import re
-import shutil
 import sys
 import tempfile
 import time
-import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import trials
+from abroad_cases import Case, cases
+from ways import NAMING, SHOWABLE, WAYS, Answer, Workplace
 
 TABLE = Path(__file__).with_name("abroad.toml")
 GOAL = 0.75
 """The share of the faults that training can show which are to be named."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """A program, and what has to be said of it: a row of the table."""
-
-    program: str
-    arguments: tuple[str, ...] = ()
-    ranks: int = 1
-    fault: str = ""
-    codes: tuple[str, ...] = ()
-    says: tuple[str, ...] = ()
-    partly: tuple[str, ...] = ()
-    never: tuple[str, ...] = ()
-    only_diff: str = ""
-
-    @property
-    def title(self) -> str:
-        """The program and its arguments."""
-        return " ".join((self.program.removesuffix(".py"), *self.arguments))
-
-    def verdict(self, findings: Sequence[dict[str, Any]]) -> str:
-        """Return what the findings of a run count as."""
-        if any(re.search(pattern, told(each)) for each in findings for pattern in self.never):
-            return "FALSE"
-        if not self.fault:
-            loud = any(each["severity"] != "info" for each in findings)
-            return "ALARM" if loud else "quiet"
-        if any(self.is_named_by(each) for each in findings):
-            return "named"
-        if any(each["code"] in (*self.codes, *self.partly) for each in findings):
-            return "partly"
-        return "hidden" if self.only_diff else "missed"
-
-    def is_named_by(self, finding: dict[str, Any]) -> bool:
-        """Whether a finding names the fault."""
-        text = told(finding)
-        return finding["code"] in self.codes and all(
-            re.search(pattern, text) for pattern in self.says
-        )
-
-
-def told(finding: dict[str, Any]) -> str:
-    """Return all that a finding says."""
-    return " ".join((finding["site"], finding["message"], finding["remedy"]))
-
-
-def cases(table: Path, pattern: str) -> list[Case]:
-    """Return the cases of a table whose title or code matches a pattern; plain text matches what holds it."""
-    wanted = pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
-    rows = tomllib.loads(table.read_text(encoding="utf-8"))["run"]
-    lists = ("arguments", "codes", "says", "partly", "never")
-    every = [
-        Case(**{key: tuple(value) if key in lists else value for key, value in row.items()})
-        for row in rows
-    ]
-    return [
-        case
-        for case in every
-        if any(fnmatch.fnmatch(text, wanted) for text in (case.title, *case.codes))
-    ]
-
-
-def recorded(case: Case, programs: Path, place: Path) -> Path:
-    """Run a case as a user would, in a folder of its own, and return its recording."""
-    if not place.exists():
-        shutil.copytree((programs / case.program).parent, place)
-    recording = place / "run.kedge"
-    if recording.exists():
-        return recording
-
-    arguments = ("run", "-o", recording.name, Path(case.program).name, *case.arguments)
-    if case.ranks > 1:
-        result = trials.on_ranks(case.ranks, arguments, place)
-    else:
-        result = trials.command(*arguments, place=place)
-    (place / "printed.txt").write_text(result.stdout, encoding="utf-8")
-    (place / "messages.txt").write_text(result.stderr, encoding="utf-8")
-    if result.returncode:
-        raise RuntimeError(f"exit status {result.returncode}: {trials.last_line(result.stderr)}")
-    return recording
-
-
-def line(case: Case, verdict: str, findings: Sequence[dict[str, Any]], seconds: float) -> str:
+def line(case: Case, answers: Mapping[str, Answer], seconds: float) -> str:
     """Format what came of a case."""
-    codes = Counter(f"{each['code']} ({each['severity']})" for each in findings)
-    counted = [f"{code} x{count}" if count > 1 else code for code, count in codes.items()]
-    return f"{verdict:7} {case.title:48} {seconds:5.1f} s  {', '.join(counted) or '-'}"
+    parts = [f"{answer.word:7} {answer.said}" for answer in answers.values()]
+    if len(parts) == 1:
+        (answer,) = answers.values()
+        return f"{answer.word:7} {case.title:48} {seconds:5.1f} s  {answer.said}"
+    return "\n".join(
+        [f"{case.title}  {seconds:.1f} s"]
+        + [f"    {way:8} {part}" for way, part in zip(answers, parts, strict=True)]
+    )
 
 
 @contextmanager
@@ -158,39 +80,78 @@ def main() -> int:
         "--load", type=int, default=0, metavar="N", help="compute in N processes beside it"
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the recordings there")
+    parser.add_argument(
+        "--by", default="run", metavar="WAYS", help=f"which of these ask: {','.join(WAYS)}"
+    )
     args = parser.parse_args()
+    ways = args.by.split(",")
+    if not set(ways) <= set(WAYS):
+        parser.error(f"--by {args.by}: the ways are {', '.join(WAYS)}")
 
-    verdicts: Counter[str] = Counter()
+    asked: list[tuple[Case, dict[str, Answer]]] = []
+    outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as passing, load(args.load):
+        folder = (args.keep or Path(passing)).resolve()
+        workplace = Workplace(args.programs, folder, args.table)
         for case in cases(args.table, args.only):
             if not (args.programs / case.program).is_file():
-                verdicts["absent"] += 1
+                outcomes["absent"] += 1
                 continue
             began = time.perf_counter()
-            place = (args.keep or Path(passing)).resolve() / re.sub(r"\W+", "-", case.title)
             try:
-                findings = trials.findings(recorded(case, args.programs, place))
+                answers = {way: workplace.ask(way, case) for way in ways}
             except RuntimeError as error:
-                verdicts["FAILED"] += 1
+                outcomes["FAILED"] += 1
                 print(f"FAILED  {case.title}: {error}", flush=True)
                 continue
-            verdict = case.verdict(findings)
-            verdicts[verdict] += 1
-            print(line(case, verdict, findings, time.perf_counter() - began), flush=True)
+            asked.append((case, answers))
+            print(line(case, answers, time.perf_counter() - began), flush=True)
 
-    summarise(verdicts, args.load)
-    return int(bool(verdicts["FAILED"]))
+    summarise(asked, outcomes)
+    print(f"{args.load} busy processes beside it, PyTorch {torch.__version__}")
+    return int(bool(outcomes["FAILED"]))
 
 
-def summarise(verdicts: Counter[str], beside: int) -> None:
-    """Print what the verdicts come to."""
-    print("\n" + ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()))
-    shown = sum(verdicts[each] for each in ("named", "partly", "missed", "FALSE"))
-    if shown:
-        share = verdicts["named"] / shown
-        reached = "reached" if share >= GOAL else "not reached"
-        print(f"named {share:.2f} of {shown} that training can show; goal {GOAL}: {reached}")
-    print(f"{beside} busy processes beside it, PyTorch {torch.__version__}")
+def summarise(asked: Sequence[tuple[Case, Mapping[str, Answer]]], outcomes: Counter[str]) -> None:
+    """Print what the answers come to, in each way, and together."""
+    failed = [f"{count} {outcome}" for outcome, count in outcomes.most_common()]
+    ways = list(dict.fromkeys(way for _, answers in asked for way in answers))
+    print()
+    for way in ways:
+        words = Counter(answers[way].word for _, answers in asked)
+        counts = [f"{count} {word}" for word, count in words.most_common() if word != "-"]
+        print(f"{way}: {', '.join(counts + failed)}")
+        shown = sum(words[word] for word in SHOWABLE)
+        if shown:
+            named = sum(words[word] for word in NAMING)
+            print(
+                f"named {named / shown:.2f} of {shown} that it can show{reached(way, named / shown)}"
+            )
+    if len(ways) > 1:
+        _together(asked, ways)
+
+
+def reached(way: str, share: float) -> str:
+    """Return how a share stands to the goal, which is one of runs."""
+    if way != "run":
+        return ""
+    return f"; goal {GOAL}: {'reached' if share >= GOAL else 'not reached'}"
+
+
+def _together(asked: Sequence[tuple[Case, Mapping[str, Answer]]], ways: Sequence[str]) -> None:
+    """Print by folder how many faults each way names, and how many any of them does."""
+    every = [each for each in asked if all(answer.word != "-" for answer in each[1].values())]
+    for folder in dict.fromkeys(case.program.partition("/")[0] for case, _ in every):
+        own = [each for each in every if each[0].program.startswith(f"{folder}/")]
+        faults = [answers for case, answers in own if case.fault]
+        sound = [answers for case, answers in own if not case.fault]
+        by_way = [f"{way} {sum(each[way].word in NAMING for each in faults)}" for way in ways]
+        any_way = sum(any(each[way].word in NAMING for way in ways) for each in faults)
+        alarms = sum(any(each[way].word == "ALARM" for way in ways) for each in sound)
+        print(
+            f"{folder}: of {len(faults)} faults {', '.join(by_way)}, any {any_way}; "
+            f"{alarms} of {len(sound)} without a fault with an alarm"
+        )
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import trials
@@ -84,16 +85,27 @@ def examine(case: Case, optimizer: int) -> Examined:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "train.py").write_text(case.source, encoding="utf-8")
         began = time.perf_counter()
-        options = ("--json", "--optimizer", str(optimizer))
-        done = trials.command("examine", *options, "train.py", place=Path(folder))
-        took = time.perf_counter() - began
+        try:
+            said = spoken("--optimizer", str(optimizer), "train.py", place=Path(folder))
+        except RuntimeError as error:
+            took = time.perf_counter() - began
+            return Examined(case, optimizer, seconds=took, failure=str(error))
+    return Examined(case, optimizer, said, time.perf_counter() - began)
+
+
+def spoken(*arguments: str, place: Path) -> Spoken:
+    """Return which trials of ``kedge examine`` say "wrong" or "look" of a program in a folder.
+
+    Raises:
+        RuntimeError: The program could not be examined.
+    """
+    done = trials.command("examine", "--json", *arguments, place=place)
     if done.returncode not in {0, 1} or not done.stdout:
-        return Examined(case, optimizer, seconds=took, failure=trials.last_line(done.stderr))
+        raise RuntimeError(trials.last_line(done.stderr))
     results = json.loads(done.stdout)["results"]
-    spoken = frozenset(
+    return frozenset(
         (each["verdict"], each["trial"]) for each in results if each["verdict"] in {"wrong", "look"}
     )
-    return Examined(case, optimizer, spoken, took)
 
 
 def judged(found: Examined, repaired: Examined) -> Judged:
@@ -101,12 +113,23 @@ def judged(found: Examined, repaired: Examined) -> Judged:
     if not found.case.name:
         wrong = frozenset(said for said in found.spoken if said[0] == "wrong")
         return Judged(found, "ALARM" if wrong else "sound", false=wrong)
-    expected = found.case.examine
-    before = {trial: verdict for verdict, trial in sorted(repaired.spoken)}
+    word, right, false = weighed(found.case.examine, found.spoken, repaired.spoken)
+    return Judged(found, word, right, false)
+
+
+def weighed(
+    expected: Mapping[str, Any], said: Spoken, of_repaired: Spoken
+) -> tuple[str, Spoken, Spoken]:
+    """Return what the words about a fault count as, those of them that are right, and the others.
+
+    Args:
+        expected: What the table has beside the fault.
+        said: What is said of the program with the fault.
+        of_repaired: What is said of it without.
+    """
+    before = {trial: verdict for verdict, trial in sorted(of_repaired)}
     new = frozenset(
-        (verdict, trial)
-        for verdict, trial in found.spoken
-        if before.get(trial) not in {verdict, "wrong"}
+        (verdict, trial) for verdict, trial in said if before.get(trial) not in {verdict, "wrong"}
     )
     listed = {
         (verdict, trial) for verdict in ("wrong", "look") for trial in expected.get(verdict, ())
@@ -121,7 +144,7 @@ def judged(found: Examined, repaired: Examined) -> Judged:
         word = "weaker"
     else:
         word = "named"
-    return Judged(found, word, right, new - right)
+    return word, right, new - right
 
 
 def shown(said: Spoken) -> str:

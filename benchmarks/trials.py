@@ -50,13 +50,13 @@ def on_ranks(ranks: int, arguments: Sequence[str], place: Path) -> subprocess.Co
     return python(*launcher, *KEDGE, *arguments, place=place)
 
 
-def findings(recording: Path) -> tuple[dict[str, Any], ...]:
-    """Return what ``kedge check --json`` finds in a recording.
+def findings(recording: Path, *options: str) -> tuple[dict[str, Any], ...]:
+    """Return what ``kedge check --json``, with more options, finds in a recording.
 
     Raises:
         RuntimeError: The command failed.
     """
-    checked = command("check", "--json", recording.name, place=recording.parent)
+    checked = command("check", "--json", *options, recording.name, place=recording.parent)
     if checked.returncode not in {0, 1}:
         raise RuntimeError(f"kedge check: {last_line(checked.stderr)}")
     return tuple(json.loads(checked.stdout)["findings"])

@@ -62,6 +62,7 @@ def completed(shell: str, text: str, line: str, folder: Path) -> set[str]:
         ("kedge report ", {"demo.kedge"}, {"train.py"}),
         ("kedge run --e", {"--every"}, {"--html"}),
         ("kedge explain NAN-", {"NAN-BORN"}, {"demo.kedge"}),
+        ("kedge explain DEP", {"DEPARTS"}, {"demo.kedge"}),
         ("kedge completion ", {"bash", "fish", "zsh"}, {"demo.kedge"}),
     ],
 )

@@ -291,6 +291,107 @@ def test_gradients_that_are_gone_or_kept_are_wrong(results: Any) -> None:
     assert "zero_grad() is missing" in told(results(kept), "optimizer", "wrong")
 
 
+FORGETFUL = """
+    class Forgetful(torch.optim.{base}):
+        @torch.no_grad()
+        def step(self, closure=None):
+            kept = [(p, p.clone()) for g in self.param_groups for p in g["params"] if p.dim() == 4]
+            super().step(closure)
+            for param, value in kept:
+                param.copy_(value)
+
+    optimizer = Forgetful(model.parameters(), lr={rate})
+"""
+SGD = "    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)\n"
+
+
+@pytest.mark.parametrize(
+    ("base", "rate", "is_told"), [("Adam", 1e-3, True), ("SGD", 0.05, True), ("SGD", 0.0, False)]
+)
+def test_a_step_that_changes_nothing_is_told(
+    results: Any, base: str, rate: float, is_told: bool
+) -> None:
+    """A parameter with a gradient and a rate stays as it is; not if the rate is zero."""
+    found = results((SGD, FORGETFUL.format(base=base, rate=rate)))
+
+    told = [each for each in found["results"] if "did not change" in each["came"]]
+    assert [each["verdict"] for each in told] == (["look"] if is_told else [])
+    if is_told:
+        assert told[0]["trial"] == "optimizer"
+        assert told[0]["came"].endswith("did not change: conv.weight")
+
+
+def test_steps_that_are_rounded_away_are_not_called_without_effect(results: Any) -> None:
+    """A rate that is too small for the precision is what the one-batch trial tells."""
+    changes = [
+        ("model = Net()", "model = Net().bfloat16()"),
+        ("model(batch)", "model(batch.bfloat16())"),
+    ]
+
+    found = results(*changes, ("lr=0.05", "lr=1e-6"))
+
+    assert not [each for each in found["results"] if "did not change" in each["came"]]
+
+
+def told_of_steps(found: Any) -> list[str]:
+    """Return what was said of the inputs of the first two steps."""
+    return [each["came"] for each in found["results"] if "first two steps" in each["did"]]
+
+
+def test_the_same_batch_again_is_told(results: Any) -> None:
+    """By the data that the loader reads; the whole of it is meant to come again."""
+    begun_anew = (
+        "for batch, labels in DataLoader(",
+        "for _ in range(9):\n            batch, labels = next(iter(DataLoader(",
+    )
+    ended = ("16, shuffle=True):", "16)))")
+
+    assert told_of_steps(results(begun_anew, ended)) == [
+        "the model was given the same ones again: `x`"
+    ]
+    assert told_of_steps(results(begun_anew, ("16, shuffle=True):", "160)))"))) == []
+    assert told_of_steps(results()) == []
+
+
+PAIRED = """
+    import torch
+    from torch import nn
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.word = nn.Embedding(12, 8)
+            self.image = nn.Linear(6, 8)
+            self.place = nn.Embedding(4, 8)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, words, images, places):
+            places = self.place(places).mean(1)
+            return self.head(self.word(words).mean(1) + self.image(images) + places)
+
+    torch.manual_seed(0)
+    model = Pair()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        words, images = torch.randint(12, (20, 2)), torch.randn(20, 6)
+        output = model(words, images, torch.arange(4)[None].expand(20, 4))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(output, torch.randint(3, (20,))).backward()
+        optimizer.step()
+"""
+
+
+def test_one_sample_beside_a_batch_is_told(results: Any) -> None:
+    """If it is another one in each step: what stays the same serves all."""
+    one = results(("(12, (20, 2))", "(12, (1, 2))"), source=PAIRED)
+    place = results((".expand(20, 4)", ""), source=PAIRED)
+
+    assert told_of_steps(one) == [
+        "`words` has one sample, another one in each step, and `images`, `places` 20"
+    ]
+    assert told_of_steps(place) == told_of_steps(results(source=PAIRED)) == []
+
+
 def test_a_step_that_is_missing_is_wrong(results: Any) -> None:
     """A hundred backward passes are waited for, or the end of the program."""
     found = results(("optimizer.step()\n", "\n"))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kedge.cli.main import main
+from kedge.compare.against.departs import Departs
 from kedge.rules import registry
 from kedge.rules.evidence import Evidence
 from kedge.rules.judgement import Judgement
@@ -252,14 +253,13 @@ def test_explain_prints_a_page(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_explain_lists_the_rules(capsys: pytest.CaptureFixture[str]) -> None:
-    """``kedge explain`` lists every rule once, with severity and name."""
+    """``kedge explain`` lists every rule once, with severity and name, and then DEPARTS."""
     assert main(["explain"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [
-        [rule.code, rule.severity] for rule in registry.ALL
-    ]
-    assert all(line.endswith(rule.name) for line, rule in zip(lines, registry.ALL, strict=True))
+    listed = (*registry.ALL, Departs)
+    assert [line.split()[:2] for line in lines] == [[each.code, each.severity] for each in listed]
+    assert all(line.endswith(each.name) for line, each in zip(lines, listed, strict=True))
 
 
 def test_an_unknown_page_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

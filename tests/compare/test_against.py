@@ -66,6 +66,7 @@ class Training:
     evaluates: bool = True
     zeroes: bool = True
     accumulates: int = 1
+    is_drawn_once: bool = False
     held: Callable[[Net], list[nn.Parameter]] = lambda net: list(net.parameters())
     kind: type[torch.optim.Optimizer] = torch.optim.SGD
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
@@ -79,12 +80,14 @@ class Training:
         optimizer = self.kind(given)
         data = self.scale * torch.randn(256, 8)
         targets = (data[:, :2] > 0).long() @ torch.tensor([1, 2])
+        chosen = torch.randint(256, (self.batch,))
         for step in range(self.steps):
             net.train(self.mode)
             if self.zeroes:
                 optimizer.zero_grad()
             for _ in range(self.accumulates):
-                chosen = torch.randint(256, (self.batch,))
+                if not self.is_drawn_once:
+                    chosen = torch.randint(256, (self.batch,))
                 loss = self.factor * self.loss(net(data[chosen]), targets[chosen])
                 loss.backward()
             optimizer.step()
@@ -200,6 +203,10 @@ FAULTS = {
     "course": (Training(falls_to=0.1), "stays the same in the good run, and changes here"),
     "loss": (Training(loss=F.multi_margin_loss), "by Mul of MultiMarginLoss here"),
     "inputs": (Training(scale=30.0), ":in has a size of"),
+    "repeats": (
+        Training(is_drawn_once=True),
+        "and is given the same ones in all 29 measured steps",
+    ),
     "size of the loss": (Training(factor=20.0), "losses: loss has a size of"),
 }
 
@@ -218,6 +225,105 @@ def test_a_change_is_named(watched: Watched, good: Recording, fault: str) -> Non
     evidence = named[0].entry()["evidence"]
     assert evidence["good"] != evidence["here"]
     assert 0 <= named[0].step < 30
+
+
+def all_frozen(net: Net) -> None:
+    """Freeze two more layers."""
+    net.norm.requires_grad_(False)
+    net.up.requires_grad_(False)
+
+
+@pytest.mark.parametrize("is_frozen_in_the_good_run", [True, False])
+def test_what_is_frozen_is_no_other_layer_and_no_other_loss(
+    watched: Watched, good: Recording, is_frozen_in_the_good_run: bool
+) -> None:
+    """A layer that is not trained has its parameters still, and the loss is computed as before."""
+    frozen = watched("frozen", Training(seed=1, prepare=all_frozen))
+    runs = (good, frozen) if is_frozen_in_the_good_run else (frozen, good)
+
+    kinds = {finding.evidence.kind for finding in departures(*runs)}
+
+    assert kinds & {"moving", "still"}
+    assert not kinds & {"layers", "loss", "operations"}
+
+
+class Captions(nn.Module):
+    """Takes images, and a word for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = nn.Embedding(12, 8)
+        self.image = nn.Linear(6, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, words: Tensor, images: Tensor) -> Tensor:
+        return self.head(self.word(words).mean(1) + self.image(images))
+
+
+def train_captions(words: int, *, seed: int, images: int = 16) -> None:
+    """Train with some words for each batch of images."""
+    torch.manual_seed(seed)
+    model = Captions()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(20):
+        chosen, seen = torch.randint(12, (words, 2)), torch.randn(images, 6)
+        optimizer.zero_grad()
+        F.cross_entropy(model(chosen, seen), (seen[:, 0] > 0).long()).backward()
+        optimizer.step()
+
+
+def test_an_input_of_one_sample_departs(tmp_path: Path) -> None:
+    """Where all inputs of the good run have a batch; a batch of another size does not."""
+    runs = {}
+    for name, words, images in (("good", 16, 16), ("larger", 32, 32), ("one", 1, 16)):
+        with kedge.watch(tmp_path / f"{name}.kedge", every=1, budget=None):
+            train_captions(words, seed=images + words, images=images)
+        runs[name] = Recording.open(tmp_path / f"{name}.kedge")
+
+    assert departures(runs["larger"], runs["good"]) == ()
+    (found,) = departures(runs["one"], runs["good"])
+    assert found.evidence.kind == "batch"
+    assert "here it gets one sample of input 0, and 16 of 1" in found.message
+
+
+def train_normed(*, is_evaluated_first: bool, seed: int) -> None:
+    """Train a model that computes in evaluation with what it estimates in training."""
+    torch.manual_seed(seed)
+    norm = nn.utils.spectral_norm
+    model = nn.Sequential(
+        norm(nn.Linear(64, 64)),
+        nn.ReLU(),
+        norm(nn.Linear(64, 64)),
+        nn.ReLU(),
+        norm(nn.Linear(64, 4)),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(4):
+        for trains in (not is_evaluated_first, is_evaluated_first):
+            model.train(trains)
+            for _ in range(8 if trains else 3):
+                x = torch.randn(32, 64)
+                with torch.set_grad_enabled(trains):
+                    loss = F.cross_entropy(model(x), (x[:, :2] > 0).long() @ torch.tensor([1, 2]))
+                if trains:
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+
+
+def test_an_evaluation_before_what_it_needs_departs(tmp_path: Path) -> None:
+    """Its outputs are far from those of training, as they are nowhere in the good run."""
+    runs = {}
+    for name, is_first, seed in (("good", False, 0), ("again", False, 1), ("first", True, 2)):
+        with kedge.watch(tmp_path / f"{name}.kedge", every=1, budget=None):
+            train_normed(is_evaluated_first=is_first, seed=seed)
+        runs[name] = Recording.open(tmp_path / f"{name}.kedge")
+
+    assert departures(runs["again"], runs["good"]) == ()
+    found = departures(runs["first"], runs["good"])
+    assert [each.evidence.kind for each in found] == ["evaluation"]
+    assert found[0].severity == "warning"
+    assert "in 2 of 5 evaluated outputs" in found[0].message
 
 
 def test_a_step_is_the_first_that_shows_it(watched: Watched, good: Recording) -> None:

@@ -147,6 +147,14 @@ def test_a_model_that_ignores_its_data_is_wrong() -> None:
     assert "does not look at its data" in said(found, "data-used", "wrong")
 
 
+def test_of_an_output_of_nan_nothing_is_said_about_data() -> None:
+    """It stays NaN whatever the data are, which says nothing of them."""
+    found = examined(Net(lambda net, x: net.head(net.first(x)) * float("nan")))
+
+    (result,) = found.of("data-used")
+    assert (result.verdict, result.came) == ("untried", "no element of the output is finite")
+
+
 def test_features_that_are_cut_off_are_named() -> None:
     """Nothing depends on them, by gradient and by change."""
 
@@ -528,6 +536,10 @@ def test_a_softmax_before_cross_entropy_is_wrong() -> None:
         (lambda logits: F.nll_loss(logits, LABELS), "wrong"),
         (lambda logits: F.nll_loss(logits.softmax(dim=-1), LABELS), "wrong"),
         (lambda logits: F.nll_loss(logits.log_softmax(dim=-1), LABELS), "ok"),
+        (lambda logits: F.nll_loss(logits.log_softmax(dim=0), LABELS), "wrong"),
+        (lambda logits: F.nll_loss(logits.bfloat16().log_softmax(dim=-1), LABELS), "ok"),
+        (lambda logits: F.nll_loss(logits.bfloat16().log_softmax(dim=0), LABELS), "wrong"),
+        (lambda logits: F.nll_loss((logits * float("nan")).log_softmax(dim=-1), LABELS), "ok"),
         (lambda logits: F.cross_entropy(logits.relu(), LABELS), "wrong"),
         (lambda logits: F.cross_entropy(logits[:, None].flatten(1), LABELS), "ok"),
         (lambda logits: F.binary_cross_entropy(logits.sigmoid(), torch.ones(8, 3)), None),
@@ -928,6 +940,46 @@ def test_a_model_that_counts_its_calls_is_not_accused(is_attribute: bool) -> Non
     assert verdicts(found, "data-used") == {verdict}
     assert "wrong" not in {result.verdict for result in found.results}
     assert not hasattr(model, "calls")
+
+
+class Merging(nn.Module):
+    """Merges a factor into its weight in evaluation, and freezes its first layer with each mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 16)
+        self.second = nn.Linear(16, CLASSES)
+        self.more = nn.Parameter(torch.ones(CLASSES, 16))
+        self.is_merged = False
+
+    def train(self, mode: bool = True) -> Merging:
+        """Set the mode, freeze and merge."""
+        super().train(mode)
+        self.first.requires_grad_(False)
+        if not mode and not self.is_merged:
+            self.second.weight.data += self.more.data
+        self.is_merged = not mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify rows."""
+        hidden = self.first(x).relu()
+        if self.is_merged:
+            return self.second(hidden)
+        return self.second(hidden) + hidden @ self.more.T
+
+
+def test_a_train_of_the_models_own_leaves_no_trace() -> None:
+    """What it does to parameters as a trial calls `eval()` is undone, so all of them are trained still."""
+    model = Merging()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    found = examined(model)
+
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(param.requires_grad for param in model.parameters())
+    assert "it depends on all 5 parameters" in said(found, "parameters", "ok")
 
 
 def test_a_cache_of_a_model_is_as_before() -> None:

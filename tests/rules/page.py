@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+from kedge.compare.against.departs import Departs
 from kedge.rules.registry import ALL
 from kedge.rules.rule import Rule
 from kedge.rules.settings import toml
@@ -23,6 +24,10 @@ A rule is a check that Kedge makes on a [recording](recording.md). Its findings 
 * **info**: a hint.
 
 `kedge check` exits with 1 if any finding is an error.
+"""
+_WITH_A_GOOD_RUN = """
+One more code needs a second recording: `kedge check RUN --against GOOD` reports as [DEPARTS](#departs) what held in a
+[good run](../how-to/compare-runs.md#against-a-good-run) and does not hold in this one.
 """
 _REST = """
 ## Choosing rules and thresholds
@@ -83,13 +88,15 @@ def markdown() -> str:
     ]
     table = "\n".join(["| code | worst severity | meaning |", "|---|---|---|", *lines])
     settings = f"\n## All thresholds\n\n{_SETTINGS}\n\n```toml\n{toml(ALL, ALL)}```\n"
-    return f"{_HEAD}\n{table}\n{_REST}" + "".join(map(_section, ALL)) + settings
+    pages = "".join(_section(type(rule)) for rule in ALL) + _section(Departs)
+    return f"{_HEAD}\n{table}\n{_WITH_A_GOOD_RUN}{_REST}{pages}{settings}"
 
 
-def _section(rule: Rule) -> str:
-    lines = (inspect.getdoc(type(rule)) or "").splitlines()
+def _section(explained: type[Rule | Departs]) -> str:
+    lines = (inspect.getdoc(explained) or "").splitlines()
     body = "\n".join(_marked(line) for line in lines)
-    return f"\n## {rule.code}\n\n*{rule.name} ({rule.severity})*\n\n{body}\n"
+    title = f"*{explained.name} ({explained.severity})*"
+    return f"\n## {explained.code}\n\n{title}\n\n{body}\n"
 
 
 def _marked(line: str) -> str:

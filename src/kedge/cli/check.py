@@ -184,7 +184,7 @@ def _with_departures(judgement: Judgement, recording: Recording, good: GoodRun) 
 
 
 def _told_against(judgement: Judgement, good: GoodRun) -> str:
-    from kedge.compare.against.departures import CODE
+    from kedge.compare.against.departs import CODE
 
     number = sum(finding.code == CODE for finding in judgement.findings)
     if number:

@@ -88,9 +88,10 @@ def _options(parser: CommandParser) -> Iterator[tuple[str, str]]:
 
 
 def _codes() -> tuple[str, ...]:
+    from kedge.compare.against.departs import CODE
     from kedge.rules.registry import ALL
 
-    return tuple(rule.code for rule in ALL)
+    return (*(rule.code for rule in ALL), CODE)
 
 
 def _bash(commands: list[CompletedCommand]) -> str:

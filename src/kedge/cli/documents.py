@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kedge.short_text import for_json
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from kedge.report.module_lines import ModuleLine
     from kedge.report.shown_run import ShownRun
     from kedge.rules.judgement import Judgement
-    from kedge.rules.rule import Lack, Rule
+    from kedge.rules.rule import Lack
 
 #: The keys of a rule that could not judge.
 LACK = ("code", "lacks", "have", "need")
@@ -76,14 +77,31 @@ def _module(line: ModuleLine) -> dict[str, Any]:
     }
 
 
-def explained(rule: Rule, page: str) -> dict[str, Any]:
-    """Return a rule: its thresholds as they are set, and the text of its page."""
-    from kedge.rules.settings import thresholds
+@dataclass(frozen=True)
+class ExplainedCode:
+    """The page of the code of a finding.
 
+    Attributes:
+        code: The code.
+        severity: The worst severity of its findings.
+        name: What it says, in a few words.
+        thresholds: The thresholds that can be set, as they are set.
+        page: The text of its page.
+    """
+
+    code: str
+    severity: str
+    name: str
+    thresholds: Mapping[str, int | float]
+    page: str
+
+
+def explained(each: ExplainedCode) -> dict[str, Any]:
+    """Return a code with its thresholds and its page."""
     return {
-        "code": rule.code,
-        "severity": rule.severity,
-        "name": rule.name,
-        "thresholds": for_json(thresholds(rule)),
-        "page": page,
+        "code": each.code,
+        "severity": each.severity,
+        "name": each.name,
+        "thresholds": for_json(each.thresholds),
+        "page": each.page,
     }

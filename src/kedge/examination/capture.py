@@ -25,7 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.data import DataLoader
 
 from kedge.examination.examination import Examination, examined
@@ -63,11 +66,13 @@ class _Call:
         model: The model.
         inputs: Copies of its inputs.
         is_final: Whether a backward pass has come.
+        later: Copies of its inputs in the first call after a step of an optimizer; None before.
     """
 
     model: nn.Module
     inputs: ModelInputs
     is_final: bool = False
+    later: ModelInputs | None = None
 
 
 class Capture:
@@ -107,6 +112,7 @@ class Capture:
         self._files = WrittenFiles()
         self._keeps_gradients = False
         self._is_due = False
+        self._has_stepped = False
         self._blind_steps = 0
 
     def begin(self) -> None:
@@ -115,6 +121,7 @@ class Capture:
         register_module_forward_pre_hook(reporting(self._module_called))
         register_module_forward_hook(reporting(self._module_returned))
         register_optimizer_step_pre_hook(reporting(self._about_to_step))
+        register_optimizer_step_post_hook(reporting(self._stepped_once))
         about_to_differentiate = reporting(self._about_to_differentiate)
         self._files.install()
 
@@ -189,6 +196,8 @@ class Capture:
         model = unwrapped(module)
         known = self._calls.get(id(model))
         if known is not None and known.is_final:
+            if self._has_stepped and known.later is None:
+                known.later = ModelInputs.of_call(model, *given).apart()
             return
         if any(param.requires_grad for param in parameters_in(model).values()):
             self._calls[id(model)] = _Call(model, ModelInputs.of_call(model, *given).apart())
@@ -252,6 +261,9 @@ class Capture:
             self._state.keep((), [optimizer])
             self._gradients.note_step(optimizer, self._losses)
 
+    def _stepped_once(self, *_: Any) -> None:
+        self._has_stepped = bool(self._stepped)
+
     def _note_blind_step(self, optimizer: Optimizer) -> None:
         """Note a step without a backward pass before; optimizers of PyTorch only step by gradients."""
         is_plain = type(optimizer).__module__.startswith("torch.optim.")
@@ -267,6 +279,7 @@ class Capture:
         self._tape = None
         self._gradients = Gradients()
         self._state = TrainingState()
+        self._has_stepped = False
 
     # -- the examination ------------------------------------------------------------------
 
@@ -291,6 +304,7 @@ class Capture:
             moved=any(self._state.has_changed(p) for c in calls for p in c.model.parameters()),
             state_bytes=state_bytes(self._stepped),
             keeps_gradients=self._keeps_gradients,
+            unmoved=tuple(p for p in self._gradients.pushed if not self._state.has_changed(p)),
             reached=frozenset(key for facts in self._losses for key in facts.reached),
             blind_steps=blind_steps,
         )
@@ -308,6 +322,7 @@ class Capture:
                 batch_size=_batch_size(self._loader),
                 data=getattr(self._loader, "dataset", None),
                 changed_frozen=frozen[id(call.model)],
+                later=call.later,
             )
             if self._tape is not None:
                 step.whole = self._tape.loss

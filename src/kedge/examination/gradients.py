@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -29,6 +30,8 @@ class Gradients:
         were_there: Whether one of them had such a gradient at the end of a backward pass.
         broken: How many parameters had a gradient that was NaN or infinite as their optimizer took
             its first step.
+        pushed: Parameters that the first step of their optimizer has to change: their gradient and
+            rate are not zero, and too large to be rounded away.
         scale: The scale by which a `GradScaler` has multiplied the loss; 1 without one.
         norms: The norms of the gradients at the end of the last backward pass, and as the optimizer
             was about to take its first step, of the parameters that it holds; None before.
@@ -40,6 +43,7 @@ class Gradients:
         self.lacking = 0
         self.were_there = False
         self.broken = 0
+        self.pushed: list[Tensor] = []
         self.scale = 1.0
         self.norms: tuple[float, float] | None = None
         self._at_end: dict[int, float] = {}
@@ -78,7 +82,10 @@ class Gradients:
     def note_step(self, optimizer: Optimizer, losses: Sequence[LossFacts]) -> None:
         """Note that an optimizer is about to take its first step."""
         held = held_by([optimizer])
-        self.broken += sum(not math.isfinite(_norm(param)) for param in held)
+        broken = sum(not math.isfinite(_norm(param)) for param in held)
+        self.broken += broken
+        if not broken:  # a step that is scaled may be skipped for one of them
+            self.pushed += _pushed(optimizer)
         if self.reached:
             return
         reached = [p for p in held if any(id(p) in facts.reached for facts in losses)]
@@ -103,6 +110,22 @@ def _norm(param: Tensor) -> float:
     if not gradient.is_complex():
         gradient = gradient.double()  # squares of 16 bits may overflow
     return float(gradient.detach().norm())
+
+
+def _pushed(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Yield the parameters that a step of an optimizer has to change.
+
+    The first step of Adam and its kind changes elements by the rate, that of SGD by the rate times
+    the gradient: a step counts as rounded away if the smaller of both would be.
+    """
+    for group in optimizer.param_groups:
+        rate = float(group.get("lr") or 0.0)
+        for param in group["params"]:
+            if not has_gradient(param):
+                continue
+            push = rate * min(float(param.grad.abs().max()), 1.0)
+            if push > torch.finfo(param.dtype).eps * float(param.detach().abs().max()):
+                yield param
 
 
 def has_gradient(param: Tensor) -> bool:

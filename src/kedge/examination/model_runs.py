@@ -3,13 +3,14 @@
 # Note [No trace]
 A trial runs the model many times. Whatever a run changes is put back: buffers such as running
 statistics, attributes such as counters and caches, the flags of training, the random state. Each
-run begins with the same random numbers unless a trial wants others.
+run begins with the same random numbers unless a trial wants others. A `train` of a program's own may
+freeze parameters, or merge others into them, as it is called for `eval()`: only then they are copied.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from kedge.offload.recompute.state import StateToPutBack
 from kedge.offload.saved_tensors import saved
 from kedge.recipes.model_run import preserved_state
 from kedge.sites import leaves
-from kedge.torch_internals.module_tables import modules_in
+from kedge.torch_internals.module_tables import modules_in, parameters_in
 from kedge.torch_internals.random_numbers import RandomNumbers
 from kedge.torch_internals.source_lines import calling_frame, source_of
 
@@ -140,6 +141,12 @@ class ModelRuns:
         modes = {module: module.training for module in modules_in(self.model).values()}
         numbers = RandomNumbers()
         state = StateToPutBack(self.model)
+        parameters = []
+        if not training and _has_own_modes(modes):
+            parameters = [
+                (param, param.requires_grad, param.detach().clone())
+                for param in parameters_in(self.model).values()
+            ]
         with preserved_state(self.model):
             try:
                 if not training:
@@ -150,8 +157,19 @@ class ModelRuns:
             finally:
                 for module, mode in modes.items():
                     module.training = mode
+                for param, is_trained, value in parameters:
+                    param.requires_grad_(is_trained)
+                    param.data.copy_(value)
                 state.put_back()
                 numbers.restore()
+
+
+def _has_own_modes(modules: Iterable[nn.Module]) -> bool:
+    """Whether a module does more than to set flags as its mode changes."""
+    return any(
+        type(module).train is not nn.Module.train or type(module).eval is not nn.Module.eval
+        for module in modules
+    )
 
 
 def _outputs(model: nn.Module, inputs: ModelInputs, *, apart: bool = True) -> dict[str, Tensor]:

@@ -32,6 +32,7 @@ class SeenTraining:
         idle: Those that exist, and have not.
         gradients: What was seen of the gradients; None where nobody looked.
         moved: Whether a parameter has changed.
+        unmoved: Parameters that the first step of their optimizer had to change, and did not.
         state_bytes: What the optimizers keep for their parameters, in bytes; None before a step.
         keeps_gradients: Whether an optimizer that is about to step again does so with the gradients
             of its first step, too.
@@ -43,6 +44,7 @@ class SeenTraining:
     idle: tuple[Optimizer, ...] = ()
     gradients: Gradients | None = None
     moved: bool = False
+    unmoved: tuple[Tensor, ...] = ()
     state_bytes: int | None = None
     keeps_gradients: bool = False
     reached: frozenset[int] = frozenset()
@@ -72,6 +74,7 @@ class ExaminedStep:
         batch_size: How many samples a batch of the data loader has; None without a loader.
         data: The data set that the loader reads; None without one.
         changed_frozen: Names of frozen parameters that the first step of an optimizer changed.
+        later: The inputs of a call in the next step; None if none was seen.
         whole: Computes the loss of the step again, with the model's call; None if that is not known.
     """
 
@@ -84,6 +87,7 @@ class ExaminedStep:
     batch_size: int | None = None
     data: Any = None
     changed_frozen: Sequence[str] = ()
+    later: ModelInputs | None = None
     whole: Callable[[], Tensor] | None = None
 
     @cached_property

@@ -185,13 +185,17 @@ def explain(code: str, rules: Iterable[Rule] | None = None) -> str:
     return f"{page}\nThresholds, in the form of pyproject.toml:\n{set_to}"
 
 
-def known_code(code: str) -> str:
+def known_code(code: str, others: Iterable[str] = ()) -> str:
     """Return a code in its usual spelling.
 
+    Args:
+        code: The code, in any case.
+        others: Known codes of findings that no rule makes.
+
     Raises:
-        NoSuchRule: No rule has this code.
+        NoSuchRule: Neither a rule nor one of the others has this code.
     """
-    known = [rule.code for rule in ALL]
+    known = [*(rule.code for rule in ALL), *others]
     if code.upper() not in known:
         raise NoSuchRule(_unknown(code, known))
     return code.upper()

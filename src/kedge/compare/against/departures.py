@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from kedge.calls.arguments import described
-from kedge.compare.against import layers, optimizers, parameters, passes, ranges, ranks
+from kedge.compare.against import inputs, layers, optimizers, parameters, passes, ranges, ranks
+from kedge.compare.against.departs import CODE
 from kedge.compare.against.run_pair import Departure, RunPair
 from kedge.compare.alignment.sites import SameModule
 from kedge.errors import CannotCompare, WrongCall
 from kedge.rules.rule import SEVERITIES, Finding
 from kedge.short_text import counted
 from kedge.store.recording import Recording
-
-CODE = "DEPARTS"
-"""The code of the findings; the kind of their evidence names the relation."""
 
 Relation = Callable[[RunPair], Iterator[Departure]]
 
@@ -30,6 +28,8 @@ RELATIONS: tuple[Relation, ...] = (
     passes.evaluations,
     passes.kept_gradients,
     passes.calls,
+    inputs.repeats,
+    inputs.batches,
     optimizers.kinds,
     optimizers.held,
     optimizers.rates,
@@ -37,8 +37,10 @@ RELATIONS: tuple[Relation, ...] = (
     parameters.still,
     parameters.moving,
     ranks.equal_parameters,
+    ranks.own_inputs,
     ranges.finite,
     ranges.inputs,
+    ranges.evaluated,
     ranges.sizes,
 )
 

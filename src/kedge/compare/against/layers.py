@@ -164,9 +164,10 @@ def losses(pair: RunPair) -> Iterator[Departure]:
         here = graphs.get(good.site)
         if here is None or not good.nodes or not here.nodes:
             continue
-        before = tuple(map(plain_node, good.nodes))
-        after = tuple(map(plain_node, here.nodes))
-        if before != after:
+        before = _operations(good)
+        after = _operations(here)
+        both = min(len(before), len(after))  # behind what is frozen there is no graph to follow
+        if before[:both] != after[:both]:
             yield Departure(
                 kind="loss",
                 site=good.site,
@@ -189,6 +190,12 @@ def losses(pair: RunPair) -> Iterator[Departure]:
                 here=directions[here.ascends],
                 remedy="Look at the sign of the loss.",
             )
+
+
+def _operations(graph: LossGraphEvent) -> tuple[str, ...]:
+    """Return the operations that made a loss, the last one first, without the parameter at their end."""
+    names = tuple(map(plain_node, graph.nodes))
+    return names[:-1] if names[-1].endswith("AccumulateGrad") else names
 
 
 def _chain(nodes: tuple[str, ...], others: tuple[str, ...]) -> str:

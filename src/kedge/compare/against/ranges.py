@@ -18,8 +18,11 @@ import numpy as np
 from kedge.compare.against.run_pair import LEAST_STEPS, Departure, RunPair, values_of
 from kedge.compare.alignment.sites import SameSite
 from kedge.compare.first_parting import is_from_outside
+from kedge.rules.recorded.evaluated import size_in_training
 from kedge.rules.recorded.once import once
+from kedge.rules.recorded.optimizers import events_of
 from kedge.short_text import compact, counted, listed
+from kedge.store.events import EvaluatedOutputsEvent, OutputSize
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats, Ints
 
@@ -27,6 +30,8 @@ from kedge.store.rows import Floats, Ints
 BEGINNING = 5
 #: The least size that is compared; smaller ones count as zero.
 LEAST = 1e-12
+#: The margin of outputs in evaluation, relative to those in training, in powers of ten.
+EVALUATED = 0.9
 #: The number of powers of ten by which a loss has to fall to count as falling.
 FALLS = 0.2
 #: The share of the good run's fall that a run has to reach in the same steps.
@@ -176,6 +181,49 @@ def _has_parameters(recording: Recording, site: SiteInfo) -> bool:
     if site.root >= len(recording.roots):
         return True
     return recording.roots[site.root].parameters > 0
+
+
+def evaluated(pair: RunPair) -> Iterator[Departure]:
+    """The sizes of outputs in evaluation, relative to those of the training around it."""
+    known = _evaluated(pair.good)
+    found = _evaluated(pair.run)
+    for root, other in pair.roots.items():
+        good = [size for _, size in known.get(root, ())]
+        here = [each for each in found.get(other, ()) if each[0].step <= pair.last_good_step]
+        if not good or not here:
+            continue
+        low, high = min(good), max(good)
+        far = [(each, size) for each, size in here if not low - EVALUATED < size < high + EVALUATED]
+        if not far:
+            continue
+        first, size = far[0]
+        yield Departure(
+            kind="evaluation",
+            site=first.site,
+            step=first.step,
+            message=f"in {len(far)} of {counted(len(here), 'evaluated output')} {first.site} has a "
+            f"size far from that in the training around, first {_size(size)} times as large; in the good "
+            f"run it was {_size(low)} to {_size(high)} times as large.",
+            good=f"{_size(low)} to {_size(high)} times as in training",
+            here=f"{_size(size)} times as in training",
+            paths=(first.site,),
+            remedy="Look when the program evaluates, and at what the model estimates in training: "
+            "batch norms, spectral norms.",
+            inferred=True,
+        )
+
+
+def _evaluated(recording: Recording) -> dict[int, list[tuple[OutputSize, float]]]:
+    """Return the outputs of evaluations of each root, relative to training, as powers of ten."""
+    found = {}
+    for event in events_of(recording, EvaluatedOutputsEvent):
+        beside = [(each, size_in_training(recording, event.root, each)) for each in event.sizes]
+        found[event.root] = [
+            (each, float(np.log10(max(each.rms, LEAST) / trained)))
+            for each, trained in beside
+            if trained > LEAST and np.isfinite(each.rms)
+        ]
+    return found
 
 
 def sizes(pair: RunPair) -> Iterator[Departure]:

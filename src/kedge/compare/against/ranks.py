@@ -1,4 +1,4 @@
-"""Relations between ranks: the parameters that are equal on all of them."""
+"""Relations between ranks: the parameters that are equal on all of them, and the inputs that are not."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from kedge.compare.against.run_pair import LEAST_STEPS, Departure, RunPair
+from kedge.compare.first_parting import is_from_outside
 from kedge.compare.parameter_names import names_of_parameters
 from kedge.short_text import counted
 from kedge.store.recording import Recording, SiteInfo
@@ -40,6 +41,31 @@ def equal_parameters(pair: RunPair) -> Iterator[Departure]:
             remedy="Look for what one rank does alone: clipping, an exchange of gradients that is "
             "left out, other initial values.",
         )
+
+
+def own_inputs(pair: RunPair) -> Iterator[Departure]:
+    """The inputs of models that each rank has for itself."""
+    if len(pair.good.ranks) < 2 or len(pair.run.ranks) < 2:
+        return
+    for same in pair.of_kind("in"):
+        if same.a.node is not None or not is_from_outside(pair.good, same):
+            continue
+        apart = _first_apart(pair.good, same.a)
+        if apart is None or apart < 0 or _first_apart(pair.run, same.b) is not None:
+            continue
+        yield Departure(
+            kind="ranks",
+            site=same.b.site,
+            step=int(pair.run.steps[0]),
+            message=f"{same.b.site}: the ranks had inputs of their own in the good run, and all "
+            f"{len(pair.run.ranks)} have the same ones in each measured step here.",
+            good="each rank has its own",
+            here="the same on all ranks",
+            paths=(same.b.site,),
+            remedy="Look how the data are divided among ranks: DistributedSampler, and a seed of its "
+            "own for each rank where samples are drawn.",
+        )
+        return
 
 
 def _first_apart(recording: Recording, site: SiteInfo) -> int | None:

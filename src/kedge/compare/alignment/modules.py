@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
+from typing import Any
 
 from kedge.rules.recorded.optimizers import unheld_parameters
 from kedge.sites.site import escape
@@ -30,12 +33,15 @@ class RecordedModule:
         leaf: Whether no other module of the recording is inside it.
         unheld: The names of its own trainable parameters that no optimizer held; they may have no
             sites.
+        frozen: The number of elements of its own parameters that are not trained, which have no
+            sites.
     """
 
     path: str
     sites: tuple[SiteInfo, ...]
     leaf: bool
     unheld: frozenset[str] = frozenset()
+    frozen: int = 0
 
     @cached_property
     def type(self) -> str:
@@ -71,13 +77,22 @@ class RecordedModule:
     def unlike(self, other: RecordedModule) -> list[str]:
         """Return the names of the parameters that another lacks or has in another shape, sorted.
 
-        What one run did not record because no optimizer held it is not lacking.
+        What one run did not record because no optimizer held it, or because it was frozen, is not
+        lacking.
         """
         ones = dict(self.parameters)
         others = dict(other.parameters)
         unknown = (self.unheld - ones.keys()) | (other.unheld - others.keys())
+        unknown |= self._may_hold(others.keys() - ones.keys(), others)
+        unknown |= other._may_hold(ones.keys() - others.keys(), ones)
         known = sorted({*ones, *others} - unknown)
         return [name for name in known if ones.get(name) != others.get(name)]
+
+    def _may_hold(self, names: set[str], shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
+        """Return those names, or none: whether it has as much that is frozen as all of them need."""
+        if sum(prod(shapes[name]) for name in names) <= self.frozen:
+            return names
+        return set()
 
     @property
     def label(self) -> str:
@@ -115,11 +130,21 @@ def modules_of(recording: Recording) -> tuple[RecordedModule, ...]:
     for parameter in unheld_parameters(recording):
         owner, _, name = parameter.rpartition(".")
         unheld.setdefault(owner, set()).add(name)
+    frozen = {str(each["path"]): _frozen(each) for root in recording.roots for each in root.modules}
     modules = []
     for path, sites in own.items():
         lost = frozenset(unheld.get(path, ()))
-        modules.append(RecordedModule(path, tuple(sites), path not in holders, lost))
+        still = frozen.get(path, 0)
+        modules.append(RecordedModule(path, tuple(sites), path not in holders, lost, still))
     return tuple(sorted(modules, key=_place))
+
+
+def _frozen(module: Mapping[str, Any]) -> int:
+    """Return how many elements of a module's own parameters are not trained; 0 if it is not known."""
+    trained = module.get("trainable")
+    if trained is None:
+        return 0
+    return int(module.get("parameters") or 0) - int(trained)
 
 
 def _place(module: RecordedModule) -> tuple[bool, int]:

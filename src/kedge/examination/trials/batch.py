@@ -3,6 +3,9 @@
 Of tables, (samples, columns), and images it is also seen whether features are the same in all
 samples, and whether some are far larger than others: a mean over all of them hides that.
 
+The inputs of the next step are compared with those of this one: they may be the same again, or one
+of them may have a single sample, another one each time, beside a batch of the others.
+
 Cannot see: what other batches hold; targets of losses that are not PyTorch's own.
 """
 
@@ -18,7 +21,9 @@ from kedge.examination.loss_facts import Target
 from kedge.examination.read_again import labels_differ
 from kedge.examination.result import Result, in_short
 from kedge.examination.step import ExaminedStep
+from kedge.rules.training.same_batch import SameBatch
 from kedge.short_text import compact, counted, listed, spans
+from kedge.watch.records.facts.batch_sizes import one_beside_many
 
 TRIAL = "batch"
 LARGE = 20.0
@@ -38,7 +43,7 @@ APART = 1000.0
 
 def batch(step: ExaminedStep) -> Iterator[Result]:
     """Yield what is conspicuous in the inputs and targets."""
-    found = [*_inputs(step), *_targets(step), *_labels(step)]
+    found = [*_inputs(step), *_next_inputs(step), *_targets(step), *_labels(step)]
     yield from found
     if not found:
         shapes = [f"{name} {tuple(v.shape)}" for name, v in step.inputs.numbers().items()]
@@ -64,6 +69,48 @@ def _inputs(step: ExaminedStep) -> Iterator[Result]:
             came = f"`{name}` has {different} different rows among {rows.shape[0]}"
             means = "Samples are repeated within the batch: see how it is drawn and collated."
             yield Result(TRIAL, "look", DID, came, means)
+
+
+def _next_inputs(step: ExaminedStep) -> Iterator[Result]:
+    """Yield what the inputs of the next step show: the same batch again, or one sample for all others."""
+    if step.later is None:
+        return
+    did = "compared the inputs of the first two steps"
+    now, later = step.inputs.numbers(), step.later.numbers()
+    is_same = bool(now) and now.keys() == later.keys()
+    if is_same and all(torch.equal(now[name], later[name]) for name in now):
+        if _is_part_of_data(step):
+            came = f"the model was given the same ones again: {listed([f'`{n}`' for n in now], 4)}"
+            means = (
+                "Draw the batch inside of the loop, and go on with one iterator of the data loader: "
+                "next(iter(loader)) begins anew each time. It is meant if these are all data, or if "
+                "one batch is to be fitted as a trial."
+            )
+            yield Result(TRIAL, "look", did, came, means)
+        return
+    odd = one_beside_many(list(now.items()))
+    if odd is None or odd.name not in later or odd.value.shape != later[odd.name].shape:
+        return
+    if not torch.equal(odd.value, later[odd.name]):
+        others = listed([f"`{name}`" for name in odd.others], 3)
+        came = f"`{odd.name}` has one sample, another one in each step, and {others} {odd.batch}"
+        means = (
+            "If it is broadcast, all samples are computed with the same one: look at what the "
+            "tokenizer or the collate function returns for a batch. What serves all samples, such "
+            "as a prompt that is drawn anew, is meant."
+        )
+        yield Result(TRIAL, "look", did, came, means)
+
+
+def _is_part_of_data(step: ExaminedStep) -> bool:
+    """Whether a batch is only a part of the data: of those of the loader, or by its usual size."""
+    if step.samples is None:
+        return False
+    count = step.samples.count
+    try:
+        return len(step.data) > count
+    except (TypeError, NotImplementedError):  # no loader, or a stream
+        return count.bit_count() == 1 and _FEWEST <= count <= SameBatch().most_in_batch
 
 
 def _numbers(step: ExaminedStep, name: str, value: Tensor) -> Iterator[Result]:

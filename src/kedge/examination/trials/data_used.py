@@ -37,6 +37,9 @@ def data_used(step: ExaminedStep) -> Iterator[Result]:
     if not before:
         yield Result(TRIAL, "untried", DID, "the model returns no tensor of real numbers")
         return
+    if not any(bool(value.isfinite().any()) for value in before.values()):
+        yield Result(TRIAL, "untried", DID, "no element of the output is finite")
+        return
     if differ(before, numbers_in(step.run.outputs())):
         yield Result(TRIAL, "untried", DID, "the output differs from run to run")
         return

@@ -24,6 +24,8 @@ TRIAL = "logits"
 DID = "looked at what made the values that the loss is given"
 FAR = 0.01
 """The difference of a sum of probabilities from 1 from which on they are none."""
+ROUNDED = 16.0
+"""The same of a log_softmax, in units of its dtype's precision, where that is more: in bfloat16."""
 MARGIN = 0.05
 """How far beyond the end a target has to be, so that no rounding or noise has put it there."""
 SOME = 0.02
@@ -47,7 +49,9 @@ def logits(step: ExaminedStep) -> Iterator[Result]:
         for call in step.loss.calls:
             yield from _of_call(call, where)
     for target in step.targets():
-        if target.logits_from is not None:
+        if target.has_classes and target.logits_from is not None and _is_over_others(target):
+            yield _of_other_dimension(target, where)
+        elif target.logits_from is not None:
             means = _BEFORE_LOGITS.get(target.logits_from, "")
             came = f"{target.logits_from} made the logits of the loss"
             yield Result(TRIAL, "wrong" if means else "ok", DID, came, means, where)
@@ -108,9 +112,35 @@ def _of_values(target: Target, where: str) -> Iterator[Result]:
     yield Result(TRIAL, verdict, did, came, means, where)
 
 
-def _of_logarithms(target: Target, where: str) -> Result:
+def _sums_of_classes(target: Target) -> Tensor:
+    """Return what the exponentials of predictions add up to, over the classes."""
     dim = min(1, target.predicted.dim() - 1)
-    sums = target.predicted.double().exp().sum(dim)
+    return target.predicted.double().exp().sum(dim)
+
+
+def _is_over_others(target: Target) -> bool:
+    """Whether the log_softmax of a loss is over another dimension than the classes."""
+    sums = _sums_of_classes(target)
+    rounding = ROUNDED * torch.finfo(target.predicted.dtype).eps
+    off = float((sums - 1).abs().max()) if sums.numel() else 0.0
+    return bool(torch.isfinite(sums).all()) and off > max(FAR, rounding)
+
+
+def _of_other_dimension(target: Target, where: str) -> Result:
+    sums = _sums_of_classes(target)
+    came = (
+        "log_softmax made what the loss is given, and the probabilities of the classes add up to "
+        f"{compact(float(sums.min()))}..{compact(float(sums.max()))}"
+    )
+    means = (
+        "It is taken over another dimension than that of the classes, such as over dimension 0, the "
+        "samples: log_softmax(dim=1), or CrossEntropyLoss of logits."
+    )
+    return Result(TRIAL, "wrong", DID, came, means, where)
+
+
+def _of_logarithms(target: Target, where: str) -> Result:
+    sums = _sums_of_classes(target)
     off = float((sums - 1).abs().max())
     if torch.isfinite(sums).all() and off < FAR:
         return Result(TRIAL, "ok", DID, "they are logarithms of probabilities", "", where)

@@ -1,6 +1,6 @@
-"""Whether the optimizers hold what is trained and nothing that is gone, and find gradients when they step.
+"""Whether the optimizers hold what is trained and nothing that is gone, find gradients when they step, and use them.
 
-Cannot see: parameters that are trained by hand.
+Cannot see: parameters that are trained by hand; a step without effect where it could be rounded away.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def optimizer(step: ExaminedStep) -> Iterator[Result]:
         return
     is_finite = step.loss is None or math.isfinite(step.loss.value)
     yield from _at_steps(step.training, is_finite=is_finite)
+    yield from _unmoved(step)
 
     if step.loss is None:
         yield Result(TRIAL, "untried", DID, "no loss of this model is known")
@@ -82,6 +83,26 @@ def optimizer(step: ExaminedStep) -> Iterator[Result]:
     elif trained:
         came = f"all {counted(len(trained), 'parameter')} that the loss depends on are held"
         yield Result(TRIAL, "ok", DID, came)
+
+
+def _unmoved(step: ExaminedStep) -> Iterator[Result]:
+    """Yield the parameters that the first step should have changed."""
+    unmoved = set() if step.training is None else set(map(id, step.training.unmoved))
+    found = {name: param for name, param in step.parameters.items() if id(param) in unmoved}
+    if not found:
+        return
+    did = "compared parameters before and after a step of the optimizer"
+    came = (
+        f"{counted(len(found), 'parameter')} had a gradient, and a rate above zero, and did not "
+        f"change: {listed(list(found), 4)}"
+    )
+    means = (
+        "The step does not reach them. It is meant if the program puts them back, or if the "
+        "optimizer collects the gradients of several steps."
+    )
+    if not any(param.is_contiguous() for param in found.values()):
+        means += " They are not contiguous: some kernels write to a copy of such a tensor."
+    yield Result(TRIAL, "look", did, came, means)
 
 
 def _are_shared(training: SeenTraining) -> bool:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from kedge.rules.evidence import Evidence, said
 from kedge.rules.naming import NAMED
-from kedge.rules.recorded.course import Course
+from kedge.rules.recorded.evaluated import size_in_training
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.trained import steps_of_training, trained_roots
@@ -17,9 +15,6 @@ from kedge.rules.rule import Finding, Rule, Severity
 from kedge.short_text import listed
 from kedge.store.events import EvaluatedOutputsEvent, ModesEvent, OutputSize
 from kedge.store.recording import Recording
-
-_NEAR = 5
-"""Measured steps around an evaluation whose outputs it is compared with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +173,7 @@ class EvalApart(Rule):
     def _is_apart(
         self, recording: Recording, event: EvaluatedOutputsEvent, size: OutputSize
     ) -> bool:
-        trained = _trained(recording, event.root, size)
+        trained = size_in_training(recording, event.root, size)
         return 0 < trained * self.times < size.rms
 
     def _finding(
@@ -190,7 +185,7 @@ class EvalApart(Rule):
         severity: Severity,
     ) -> Finding:
         model = names_of(recording, [event.root])
-        trained = _trained(recording, event.root, size)
+        trained = size_in_training(recording, event.root, size)
         modules = listed(list(event.estimates), 3)
         when = f"at step {size.step}"
         remedy = (
@@ -244,16 +239,3 @@ def _types(recording: Recording, root: int) -> list[str]:
     if root >= len(recording.roots):
         return []
     return [str(module.get("type")) for module in recording.roots[root].modules]
-
-
-def _trained(recording: Recording, root: int, size: OutputSize) -> float:
-    """Return the median size of an output in the measured steps nearest to an evaluation; 0 if unknown."""
-    site = next((each for each in recording.of_kind("out") if each.site == size.site), None)
-    if site is None:
-        return 0.0
-    course = Course.of(recording, site, "rms")
-    course = course.where(np.isin(course.steps, steps_of_training(recording, root)))
-    if not len(course):
-        return 0.0
-    nearest = np.argsort(np.abs(course.steps - size.step), kind="stable")[:_NEAR]
-    return float(np.median(course.values[nearest]))

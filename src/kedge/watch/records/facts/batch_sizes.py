@@ -14,7 +14,7 @@ from kedge.watch.records.samples import sample
 Named = list[tuple[str, Tensor]]
 
 
-class _Odd(NamedTuple):
+class Odd(NamedTuple):
     """An input of one sample beside others of a batch."""
 
     name: str
@@ -32,7 +32,7 @@ class InputSizes:
 
     def __init__(self, root: RootModule) -> None:
         self._root = root
-        self._odd: _Odd | None = None
+        self._odd: Odd | None = None
         self._step = -1
         self._changed: bool | Tensor = False
 
@@ -43,7 +43,7 @@ class InputSizes:
 
     def compare(self, found: Named, step: int) -> None:
         """Look at the inputs of a pass; those of the first one and of a later one are compared."""
-        odd = _one_beside_many(found)
+        odd = one_beside_many(found)
         first = self._odd
         if odd is None or self._changed is not False:
             return
@@ -74,7 +74,7 @@ class InputSizes:
         return [note]
 
 
-def _one_beside_many(found: Named) -> _Odd | None:
+def one_beside_many(found: Named) -> Odd | None:
     """Return the one input whose first size is one, while all others have one and the same larger one."""
     sized = [(name, value) for name, value in found if value.dim()]
     many = {value.shape[0] for _, value in sized if value.shape[0] > 1}
@@ -86,4 +86,4 @@ def _one_beside_many(found: Named) -> _Odd | None:
     # A single number serves all, and the state of a recurrent layer has its batch in another place.
     if value.dim() < 2 or batch in value.shape:
         return None
-    return _Odd(name, value, batch, tuple(name for name, other in sized if other is not value))
+    return Odd(name, value, batch, tuple(name for name, other in sized if other is not value))

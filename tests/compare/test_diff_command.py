@@ -137,6 +137,7 @@ def test_json_holds_what_is_drawn(written: Write, capsys: pytest.CaptureFixture[
         "a",
         "b",
         "parted",
+        "headline",
         "tolerance",
         "cause",
         "departures",

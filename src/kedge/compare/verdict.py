@@ -76,6 +76,17 @@ class Verdict:
     departures: tuple[Finding, ...] = field(default=())
     operation: OperationFinding | None = None
 
+    @property
+    def headline(self) -> str:
+        """The cause, after what does not hold in B where the values themselves say nothing."""
+        if not self.departures:
+            return self.cause.headline
+        number = counted(len(self.departures), "relation")
+        hold = "do not hold"
+        if len(self.departures) == 1:
+            hold = "does not hold"
+        return f"{number} of A, as the good run, {hold} in B; also {self.cause.headline}"
+
 
 def judge(comparison: Comparison) -> Verdict:
     """Return the verdict on two runs."""

@@ -27,6 +27,7 @@ def document(comparison: Comparison, verdict: Verdict, names: Names) -> dict[str
         "a": names.a,
         "b": names.b,
         "parted": verdict.parted,
+        "headline": verdict.headline,
         "tolerance": comparison.tolerance,
         "cause": asdict(verdict.cause),
         "departures": [for_json(finding.entry()) for finding in verdict.departures],

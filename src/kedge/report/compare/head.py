@@ -12,7 +12,7 @@ from kedge.compare.comparison import Comparison, Parting
 from kedge.compare.measures import coarser
 from kedge.compare.operations.finding import OperationFinding
 from kedge.compare.verdict import Verdict
-from kedge.short_text import compact, counted, listed, percent
+from kedge.short_text import compact, listed, percent
 from kedge.shown_text import typed
 
 SIDES = {"A": "cyan", "B": "magenta"}
@@ -59,7 +59,7 @@ def told_verdict(verdict: Verdict) -> Iterator[Text]:
     if verdict.parted:
         mark, style = PARTED
         told = "first difference"
-    yield Text(f"{mark} {_headline(verdict)}", style)
+    yield Text(f"{mark} {verdict.headline}", style)
     for finding in verdict.departures:
         yield Text(f"· {finding.message}")
     first = verdict.first
@@ -81,18 +81,6 @@ def _told_operation(found: OperationFinding) -> Iterator[Text]:
     yield Text(found.evidence, "dim")
     if found.written:
         yield Text(f"the second runs have written: {listed(found.written)}", "dim")
-
-
-def _headline(verdict: Verdict) -> str:
-    """Return the cause, after what does not hold in B where the values themselves say nothing."""
-    headline = verdict.cause.headline
-    if not verdict.departures:
-        return headline
-    number = counted(len(verdict.departures), "relation")
-    hold = "do not hold"
-    if len(verdict.departures) == 1:
-        hold = "does not hold"
-    return f"{number} of A, as the good run, {hold} in B; also {headline}"
 
 
 def told_parting(parting: Parting) -> str:

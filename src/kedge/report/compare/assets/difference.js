@@ -25,9 +25,9 @@ function showDifference(recording) {
 }
 
 function showVerdict({ told, findings }) {
-  fill(byId("headline"), make("span", { class: told.parted ? "bad" : "" }, `${told.parted ? "✗" : "✓"} ${told.cause.headline}`));
+  fill(byId("headline"), make("span", { class: told.parted ? "bad" : "" }, `${told.parted ? "✗" : "✓"} ${told.headline}`));
   const [pin] = findings;
-  const departs = told.departures.map(({ message }) => make("p", {}, message));
+  const departs = told.departures.map(({ message }) => make("p", {}, `· ${message}`));
   fill(
     byId("told"),
     departs,

@@ -2,9 +2,12 @@
 
 import ctypes
 import sys
+import threading
+import time
 
 import pytest
 
+from kedge.repro.step import copied_process
 from tests.forked import run
 from tests.repro.step.test_step_again import HEAD, watched
 
@@ -120,3 +123,39 @@ def test_a_program_with_many_files_open_is_examined_too(tmp_path):
 
     assert f"train.py:{line}" in finding.message
     assert "ran again" in " ".join(finding.message.split())
+
+
+def test_a_child_that_hangs_is_ended_and_the_program_goes_on(monkeypatch):
+    """A thread that was waiting for the interpreter at the fork does not exist in the child, which may wait for it."""
+    monkeypatch.setattr(copied_process, "_become_a_copy", lambda *_: time.sleep(1000))
+    monkeypatch.setattr(copied_process, "_LEAST_PATIENCE", 0.2)
+    interval = sys.getswitchinterval()
+    began = time.monotonic()
+
+    copy = copied_process.CopiedProcess(lambda: b"found")
+
+    assert time.monotonic() - began < 30
+    assert copy.result(1.0) == b""
+    assert sys.getswitchinterval() == interval
+
+
+def test_copies_are_made_beside_threads_that_never_rest():
+    """They all want the interpreter; each copy still does its work."""
+    over = threading.Event()
+
+    def compute():
+        while not over.is_set():
+            sum(range(1000))
+
+    threads = [threading.Thread(target=compute) for _ in range(3)]
+    for each in threads:
+        each.start()
+    try:
+        copies = [copied_process.CopiedProcess(lambda: b"found") for _ in range(20)]
+        found = [copy.result(60.0) for copy in copies]
+    finally:
+        over.set()
+        for each in threads:
+            each.join()
+
+    assert found == [b"found"] * 20

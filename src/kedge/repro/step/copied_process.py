@@ -19,7 +19,7 @@ program goes on as if nothing had been done. For that to be so,
 * what opens files without Python is refused by the kernel, where that has Landlock;
 * it computes on one thread, as the pools of threads do not exist in it; a lock that another thread
   held at the fork is never released there, so an alarm ends the copy after some time, and with it
-  what it has begun;
+  what it has begun; the child that makes it is ended by the program if it does not end by itself;
 * if memory runs out, the kernel ends the copy, and not the program.
 
 Only the examination is lost if the copy ends early. A process with a device's context has no such
@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import functools
 import mmap
 import os
 import resource
@@ -39,7 +40,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,11 @@ from kedge.repro.step.writing_forbidden import forbid_writing
 
 MOST_SECONDS = 60
 """Seconds after which a copy is ended."""
+_LONG_TURN = 0.1
+"""Seconds for which other threads wait for the interpreter while a copy is made; most forks take less."""
+_TIMES_A_FORK, _LEAST_PATIENCE = 10.0, 1.0
+"""The child of the program, which makes one more fork, is waited for so many times as long as its own took, and so many seconds."""
+_PAUSE = 0.0005
 _DESCRIPTORS = Path("/proc/self/fd")
 _MAPS = Path("/proc/self/maps")
 _OWN_MEMORY = Path("/proc/self/statm")
@@ -118,19 +124,21 @@ class CopiedProcess:
         except OSError:  # the program has as many files open as it may have
             return
         os.set_blocking(self._reader, False)
-        time.sleep(0)  # a thread that waits for the interpreter would wait in the copy for ever
+        began = time.monotonic()
         try:
-            child = _fork()
-            if child == 0:
-                _become_a_copy(work, writer)
+            with _no_thread_asking():
+                library = _library()
+                child = _fork()
+                if child == 0:
+                    _become_a_copy(library, work, writer)
         except OSError:  # no memory, or too many processes
             self.close()
             child = -1
         finally:
             os.close(writer)
         if child > 0:
-            with suppress(ChildProcessError):  # the program ignores the end of its children
-                os.waitpid(child, 0)
+            took = time.monotonic() - began
+            _await_end(child, _TIMES_A_FORK * took + _LEAST_PATIENCE)
 
     def result(self, seconds: float = 0.0) -> bytes | None:
         """Return what the work returned; empty if it came to nothing, None if it goes on.
@@ -165,6 +173,34 @@ class CopiedProcess:
                 os.waitpid(int(number), os.WNOHANG)
 
 
+@contextmanager
+def _no_thread_asking() -> Iterator[None]:
+    """Context in which no thread asks this one for the interpreter: in the copy it would wait for that thread, for ever.
+
+    A thread asks when it has waited for the switch interval. So that is made longer, and those that
+    have waited until now get their turn.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_LONG_TURN)
+    try:
+        time.sleep(0)
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _await_end(child: int, seconds: float) -> None:
+    """Wait until a child has ended, which has little to do; end it if it does not."""
+    until = time.monotonic() + seconds
+    with suppress(ChildProcessError):  # the program ignores the end of its children
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            if time.monotonic() > until:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return
+            time.sleep(_PAUSE)
+
+
 def can_copy() -> bool:
     """Whether this process can have a copy, and the memory for one."""
     if not sys.platform.startswith("linux") or not _DESCRIPTORS.is_dir():
@@ -192,7 +228,7 @@ def each_in_a_copy(works: Iterator[Callable[[], bytes]], most: int) -> bytes:
     for _, work in zip(range(most), works, strict=False):
         reader, writer = os.pipe()
         if _fork() == 0:
-            ctypes.PyDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+            _library().prctl(_END_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
             _end_with(work, writer)
         os.close(writer)
         with os.fdopen(reader, "rb") as file:
@@ -202,24 +238,35 @@ def each_in_a_copy(works: Iterator[Callable[[], bytes]], most: int) -> bytes:
     return b""
 
 
+@functools.cache
+def _library() -> ctypes.PyDLL:
+    """Return the C library, whose functions run while this thread holds the interpreter."""
+    return ctypes.PyDLL(None, use_errno=True)
+
+
 def _fork() -> int:
     """Fork as the C library does; the interpreter stays locked by this thread."""
-    pid: int = ctypes.PyDLL(None, use_errno=True).fork()
+    pid: int = _library().fork()
     if pid < 0:
         raise OSError(ctypes.get_errno(), "fork failed")
     return pid
 
 
-def _become_a_copy(work: Callable[[], bytes], writer: int) -> None:
-    """Run in the child of the program: leave the work to a child of its own, and end."""
+def _become_a_copy(library: ctypes.PyDLL, work: Callable[[], bytes], writer: int) -> None:
+    """Run in the child of the program: leave the work to a child of its own, and end.
+
+    Until the interpreter's lock is made anew, nothing may release it: threads that waited for it are
+    still counted, and do not exist.
+    """
     try:
-        library = ctypes.PyDLL(None)
-        for each in _SIGNALS:  # Python's own functions are for the main thread
-            library.signal(ctypes.c_int(each), ctypes.c_void_p(0))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         if _fork() != 0:
             os._exit(0)
         library.alarm(MOST_SECONDS)
+        for each in _SIGNALS:  # Python's own functions are for the main thread
+            library.signal(ctypes.c_int(each), ctypes.c_void_p(0))
+        # Libraries may have registered functions for a child, as for a loader's workers.
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         os.write(writer, b"%d\n" % os.getpid())
         with suppress(OSError):  # `/proc` may be read alone
             _FIRST_TO_END.write_text("1000", encoding="ascii")
@@ -230,8 +277,6 @@ def _become_a_copy(work: Callable[[], bytes], writer: int) -> None:
         sys.stdout = sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
         forbid_writing(library)
         sys.addaudithook(_refuse)
-        # Only now, since libraries may have registered functions for a child.
-        ctypes.pythonapi.PyOS_AfterFork_Child()
         sys.dont_write_bytecode = True
         torch.set_num_threads(1)
         torch.save = _refuse_to_save

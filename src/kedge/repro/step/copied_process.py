@@ -54,7 +54,7 @@ MOST_SECONDS = 60
 _LONG_TURN = 0.1
 """Seconds for which other threads wait for the interpreter while a copy is made; most forks take less."""
 _TIMES_A_FORK, _LEAST_PATIENCE = 10.0, 1.0
-"""The child of the program, which makes one more fork, is waited for so many times as long as its own took, and so many seconds."""
+"""The program waits for its child, which makes one more fork, so many times as long as its own took, and so many seconds."""
 _PAUSE = 0.0005
 _DESCRIPTORS = Path("/proc/self/fd")
 _MAPS = Path("/proc/self/maps")

@@ -29,6 +29,11 @@ class MovingAttributes:
         self._last: dict[tuple[str, str], dict[str, Any]] = {}
         self._moving: dict[tuple[str, str], tuple[weakref.ref[nn.Module], set[str]]] = {}
 
+    @property
+    def have_moved(self) -> bool:
+        """Whether some have changed."""
+        return bool(self._moving)
+
     def learn(self, models: Iterable[tuple[str, nn.Module]]) -> None:
         """Compare the attributes of all modules with those of the last time."""
         for model, root in models:

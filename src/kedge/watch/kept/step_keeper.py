@@ -38,7 +38,7 @@ from kedge.torch_internals.accelerators import generator_states
 from kedge.torch_internals.module_tables import buffers_in, modules_in, parameters_in
 from kedge.torch_internals.random_numbers import RandomNumbers
 from kedge.watch.kept.program_state import ProgramState, named_models
-from kedge.watch.models.backward_start import BackwardStart, frame_below
+from kedge.watch.models.backward_start import BackwardStart, frame_below, taken_for
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import Optimizers
 
@@ -197,7 +197,7 @@ class StepKeeper:
             name = held.files.get(id(optimizer))
             if name is not None:
                 held.stepped.add(name)
-        if self.bad > 0 and not self.last:
+        if self.bad > 0 and not self.last and (measured or self._attributes.have_moved):
             self._before = self._keeping(self._copied_before, learns=measured)
 
     def put_attributes_back(self) -> None:
@@ -244,7 +244,9 @@ class StepKeeper:
     ) -> _Held | None:
         """Return a pass with copies of all that it needs; None if its lines cannot run again."""
         frame = frame_below(at.frame)
-        if frame is None:
+        if (
+            frame is None or taken_for()
+        ):  # `torch.autograd.grad` is no pass that is waited for later
             return None
         inputs = self._lines.inputs_of(frame)
         if inputs is None:

@@ -55,7 +55,7 @@ def unpacked(entry: Any, tensors: Mapping[str, Tensor], now: Any = None) -> Any:
             tensors; None without one.
     """
     if isinstance(entry, dict) and entry.keys() == {"tensor"}:
-        tensor = tensors[entry["tensor"]]
+        tensor = tensors[entry["tensor"]].clone()  # the program may change it in place
         if isinstance(now, Tensor):
             tensor = tensor.to(now.device)
         return tensor

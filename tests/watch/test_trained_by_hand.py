@@ -276,3 +276,22 @@ def test_no_value_needs_an_event() -> None:
     watched(program)
     assert kept
     assert all(tap.measure is not None for tap in kept)
+
+
+def test_a_new_optimizer_of_a_new_model_is_no_update_by_hand() -> None:
+    """At the end of its first backward pass it has not stepped, and what it changes then is its own."""
+
+    def program() -> None:
+        for _ in range(3):
+            net = model()
+            optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+            for _ in range(4):
+                inputs, labels = batch()
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(inputs), labels).backward()
+                optimizer.step()
+
+    log = watched(lambda _: program())
+
+    assert [root.by_hand for root in log.watch.models.roots] == [False] * 3
+    assert log.watch.steps.optimizers.by_hand == []

@@ -53,6 +53,8 @@ def kinds(pair: RunPair) -> Iterator[Departure]:
 def held(pair: RunPair) -> Iterator[Departure]:
     """The number of parameters that an optimizer holds."""
     for good, here in _pairs(pair):
+        if not good.roots or not here.roots:
+            continue  # of one that stepped in no measured step only the steps are known
         if good.parameters != here.parameters:
             yield Departure(
                 kind="held",
@@ -74,7 +76,8 @@ def rates(pair: RunPair) -> Iterator[Departure]:
                 continue
             yield _other_rate(here, group, before, after, here.first_step or 0, "begins with")
             break
-        if len(good.rates) != len(here.rates):
+        are_known = bool(good.rates) and bool(here.rates)
+        if are_known and len(good.rates) != len(here.rates):
             yield Departure(
                 kind="groups",
                 site=f"optimizer {here.index or 0}",

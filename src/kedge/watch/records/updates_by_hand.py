@@ -187,10 +187,18 @@ class UpdatesByHand:
         notes: list[GradsKeptEvent] = []
         while self._changes and (wait or self._changes[0].is_known()):
             change = self._changes.pop(0)
-            changed = change.changed()
+            changed = self._unheld_by_now(change.changed())
             if changed:
                 notes += self._note(change, changed)
         return notes
+
+    def _unheld_by_now(self, changed: list[nn.Parameter]) -> list[nn.Parameter]:
+        """Return the parameters that no optimizer holds; a new one may have made its first step since the pass."""
+        return [param for param in changed if not self._is_held(param)]
+
+    def _is_held(self, param: nn.Parameter) -> bool:
+        place = self._places.of(param)
+        return place is not None and place.held is not None
 
     def _note(self, change: _Change, changed: list[nn.Parameter]) -> list[GradsKeptEvent]:
         """Record the changes that were made in one step."""

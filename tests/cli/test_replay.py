@@ -391,6 +391,20 @@ def test_a_bad_step_is_kept_without_being_asked_for(kedge: Kedge, script: Script
     assert re.search(r"not finite: log in the\s+program \(train.py:30", done.stdout)
 
 
+def test_a_step_with_infinite_gradients_leads_to_the_parameters_after_it(replay: Replay) -> None:
+    """Its own gradients are not taken for some that were there before."""
+    whole = "F.cross_entropy(model(batch), labels)"
+    assert whole in PLAIN
+    endless = "model(batch)[:1].square().mean() * (1.0 if step < 10 else float('inf'))"
+
+    source = PLAIN.replace(whole, endless).replace("optim.Adam", "optim.SGD")
+
+    found = replay(source, "--step", "10")
+
+    assert found["same"]
+    assert found["leads_on"]
+
+
 def test_a_bad_step_stays_among_the_last_ones(kedge: Kedge, script: Script) -> None:
     """However many come after it."""
     before = "optimizer.zero_grad()"

@@ -233,6 +233,9 @@ class StepReplay:
         if own is None or kept is None:
             return
         before = kept - own.cpu()
+        if not before.is_sparse:
+            # The pass's own infinity comes again; from itself it would leave a NaN.
+            before = before.where(before.isfinite(), 0)
         if before.any():
             self._state.gradients[first] = before
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from kedge.repro.kept.plain_values import unpacked
 from kedge.store.events import KeptStepEvent
 from kedge.store.recording import Recording
 
@@ -112,6 +114,65 @@ TENSORS = (
         optimizer.step()
 """
 )
+FUNCTIONAL = (
+    HEAD
+    + """
+    model = Net()
+    given = {k: v.detach().clone().requires_grad_() for k, v in model.named_parameters()}
+    optimizer = torch.optim.Adam(given.values(), lr=0.01)
+    for step in range(8):
+        x, y = torch.randn(8, 6), torch.randint(0, 3, (8,))
+        loss = F.cross_entropy(torch.func.functional_call(model, given, (x,)), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+)
+CLOSURE = (
+    HEAD
+    + """
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3)
+    x = torch.randn(16, 6)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        return loss
+
+    for step in range(4):
+        optimizer.step(closure)
+"""
+)
+SPARSE = (
+    HEAD
+    + """
+    table = nn.Embedding(20, 4, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    for step in range(4):
+        for part in range(2):
+            loss = table(torch.randint(0, 20, (16,))).square().mean()
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+)
+CARRIED = (
+    HEAD
+    + """
+    model = nn.LSTM(4, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = None
+    for step in range(5):
+        out, state = model(torch.randn(5, 2, 4), state)
+        state = tuple(each.detach() for each in state)
+        loss = out.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+)
 TRAINER = (
     HEAD
     + """
@@ -168,6 +229,95 @@ def test_a_step_runs_again_to_the_bit(replay: Replay, source: str, step: int) ->
     assert found["again"]["gradient"] > 0
     assert found["lacking"] == []
     assert found["other"] is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(
+            (
+                "        loss = F.cross_entropy(model(batch), labels)\n"
+                "        optimizer.zero_grad()\n"
+                "        loss.backward()\n",
+                "        def loss(batch, labels):\n"
+                "            value = F.cross_entropy(model(batch), labels)\n"
+                "            optimizer.zero_grad()\n"
+                "            value.backward()\n"
+                "        loss(batch, labels)\n",
+            ),
+            id="a function that is called loss",
+        ),
+        pytest.param(
+            (
+                "        loss = F.cross_entropy(model(batch), labels)\n",
+                '        batch = {"tensor": batch}\n'
+                '        loss = F.cross_entropy(model(batch["tensor"]), labels)\n',
+            ),
+            id="a batch with the key tensor",
+        ),
+        pytest.param(
+            ("model = Net()", 'model = Net(); model.spare = nn.Linear(2, 2, device="meta")'),
+            id="a module on the meta device",
+        ),
+        pytest.param(
+            (
+                "        optimizer.zero_grad()\n        loss.backward()\n",
+                "        optimizer.zero_grad(); other = model(batch).square().mean()\n"
+                "        other.backward(); loss.backward()\n",
+            ),
+            id="two passes on one line",
+        ),
+    ],
+)
+def test_programs_as_people_write_them_run_again(replay: Replay, changed: tuple[str, str]) -> None:
+    """Their loss, and the parameters that the step leads to."""
+    assert changed[0] in PLAIN
+
+    found = replay(PLAIN.replace(*changed), "--step", "10")
+
+    assert found["same"]
+    assert found["leads_on"]
+
+
+def test_parameters_in_a_dict_run_again(replay: Replay) -> None:
+    """As those of a functional call."""
+    found = replay(FUNCTIONAL, "--step", "5")
+
+    assert found["same"]
+    assert found["recorded"] == found["again"]["loss"]
+
+
+def test_an_optimizer_that_computes_the_loss_itself_does_not_step(replay: Replay) -> None:
+    """Nor is anything said of the parameters after the step."""
+    found = replay(CLOSURE, "--step", "2")
+
+    assert found["same"]
+    assert found["again"]["error"] is None
+    assert found["again"]["loss_after"] is None
+    assert found["leads_on"] is None
+
+
+def test_sparse_gradients_before_a_pass_are_kept(replay: Replay) -> None:
+    """As an embedding accumulates them."""
+    found = replay(SPARSE, "--step", "2")
+
+    assert found["same"]
+    assert found["again"]["error"] is None
+
+
+def test_a_variable_that_the_step_carries_on_is_named(replay: Replay) -> None:
+    """At the backward pass it has its next value already."""
+    found = replay(CARRIED, "--step", "3", status=1)
+
+    assert not found["same"]
+    assert found["lacking"] == ["the variable state"]
+
+
+def test_a_pass_alone_is_chosen_in_the_default_step(replay: Replay) -> None:
+    """Which is the last one here."""
+    found = replay(ACCUMULATING, "--pass", "0")
+
+    assert (found["step"], found["pass"]) == (4, 0)
 
 
 def test_each_pass_of_a_step_runs_again(replay: Replay) -> None:
@@ -237,8 +387,22 @@ def test_a_bad_step_is_kept_without_being_asked_for(kedge: Kedge, script: Script
     done = kedge("replay", "run", "--step", "7")
 
     assert done.returncode == 0, done.stderr
-    assert "The step ran again with the same loss, to the bit." in done.stdout
+    assert "its loss is NaN again: other values may give a NaN, too" in done.stdout
     assert re.search(r"not finite: log in the\s+program \(train.py:30", done.stdout)
+
+
+def test_a_step_with_infinite_gradients_leads_to_the_parameters_after_it(replay: Replay) -> None:
+    """Its own gradients are not taken for some that were there before."""
+    whole = "F.cross_entropy(model(batch), labels)"
+    assert whole in PLAIN
+    endless = "model(batch)[:1].square().mean() * (1.0 if step < 10 else float('inf'))"
+
+    source = PLAIN.replace(whole, endless).replace("optim.Adam", "optim.SGD")
+
+    found = replay(source, "--step", "10")
+
+    assert found["same"]
+    assert found["leads_on"]
 
 
 def test_a_bad_step_stays_among_the_last_ones(kedge: Kedge, script: Script) -> None:
@@ -321,8 +485,12 @@ def test_a_program_that_watches_itself_runs_again(
     ("options", "said"),
     [
         (("--step", "3"), "has not kept step 3; it has 10, 11"),
-        (("--step", "10", "--pass", "4"), "step 10 of run has no backward pass 4"),
+        (("--step", "10", "--pass", "4"), "run has not kept backward pass 4 of step 10; it has 0"),
         (("--without-rows", "a"), "'a' are no rows, such as 3,17"),
+        (("--rate", "nan"), "'nan' is no learning rate, such as 0.01"),
+        (("--clip", "0"), "'0' is no norm above zero"),
+        (("--seed", str(2**64)), f"'{2**64}' is no seed, from 0 to {2**64 - 1}"),
+        (("-o", "run"), "cannot create the recording run: there is one already"),
     ],
 )
 def test_what_was_not_kept_is_said(
@@ -343,6 +511,49 @@ def test_rows_that_a_batch_does_not_have_are_an_error_of_that_run_alone(replay: 
 
     assert found["same"]
     assert "the batch has 16 rows, from 0 to 15; there is no row 16" in found["other"]["error"]
+
+
+def test_a_batch_without_all_its_rows_is_said(replay: Replay) -> None:
+    """Instead of an error of the program's lines."""
+    found = replay(PLAIN, "--without-rows", ",".join(map(str, range(16))))
+
+    assert found["other"]["error"].endswith("none of the 16 rows of the batch would be left")
+
+
+@pytest.mark.parametrize("name", ["pass.safetensors", "model.safetensors", "optimizer.json"])
+def test_a_damaged_file_is_named(kedge: Kedge, replay: Replay, tmp_path: Path, name: str) -> None:
+    """With its folder."""
+    replay(PLAIN)
+    (tmp_path / "run/step-11-0" / name).write_bytes(b"{")
+
+    done = kedge("replay", "run")
+
+    assert done.returncode == 2
+    assert "step-11-0 has no step that can run again" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_is_missing_is_not_said_to_be_another_one(
+    kedge: Kedge, replay: Replay, tmp_path: Path
+) -> None:
+    """The recorded one is run."""
+    replay(PLAIN)
+    (tmp_path / "train.py").unlink()
+
+    done = kedge("replay", "run")
+
+    assert done.returncode == 0, done.stderr
+    assert "train.py is not there: the recorded one is run" in done.stderr
+
+
+def test_a_kept_tensor_is_copied_out_of_its_file() -> None:
+    """A step may change it in place, and rounds otherwise where memory is not aligned."""
+    tensors = {"x": torch.ones(3)}
+
+    value = unpacked({"tensor": "x"}, tensors)
+
+    value.mul_(2)
+    assert tensors["x"].tolist() == [1, 1, 1]
 
 
 def test_a_recording_without_kept_steps_says_how_to_keep_them(kedge: Kedge, script: Script) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 from kedge.cli.output import make_writable, print_json
 from kedge.cli.recordings import add_recording, recording_named
 from kedge.cli.sites_option import add_sites
-from kedge.errors import NotARecording
+from kedge.errors import NotARecording, RecordingExists
 from kedge.program.after_import import AfterImport
 from kedge.program.ending import Ending, text_of
 from kedge.program.program import Program
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 CANNOT = 2
 OTHER = 1
+_LARGEST_SEED = 2**64 - 1
 
 
 class ReplayCommand:
@@ -66,9 +68,9 @@ class ReplayCommand:
         )
         parser.add_argument("--list", action="store_true", help="list the kept steps, and run none")
         what_if = parser.add_argument_group("what is different")
-        what_if.add_argument("--rate", metavar="R", type=float, help="another learning rate")
+        what_if.add_argument("--rate", metavar="R", type=_rate, help="another learning rate")
         what_if.add_argument(
-            "--clip", metavar="NORM", type=float, help="clip the gradients to this norm"
+            "--clip", metavar="NORM", type=_norm, help="clip the gradients to this norm"
         )
         what_if.add_argument(
             "--without-rows",
@@ -81,7 +83,7 @@ class ReplayCommand:
         what_if.add_argument(
             "--autocast", choices=("bf16", "fp16"), help="compute under autocast with this type"
         )
-        what_if.add_argument("--seed", metavar="N", type=int, help="draw other random numbers")
+        what_if.add_argument("--seed", metavar="N", type=_seed, help="draw other random numbers")
         parser.add_argument(
             "-o",
             metavar="NAME.kedge",
@@ -96,6 +98,10 @@ class ReplayCommand:
         recording = Path(recording_named(args.recording))
         if args.list:
             return _list(recording)
+        if args.output is not None and os.path.lexists(args.output):
+            raise RecordingExists(
+                f"cannot create the recording {args.output}: there is one already; name another place"
+            )
         folder = _chosen(recording, args.step, args.number)
         program = _program_of(recording)
         program.check()
@@ -109,12 +115,43 @@ def _rows(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+def _rate(text: str) -> float:
+    rate = _number(text)
+    if not 0 <= rate < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no learning rate, such as 0.01")
+    return rate
+
+
+def _norm(text: str) -> float:
+    norm = _number(text)
+    if not 0 < norm < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no norm above zero")
+    return norm
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) > _LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed, from 0 to {_LARGEST_SEED}")
+    return int(text)
+
+
 def _list(recording: Path) -> int:
     from kedge.repro.kept.kept_pass import KeptPass
 
     for folder in _kept(recording):
         kept = KeptPass.read(folder)
-        print(f"step {kept.step}, pass {kept.number}: {kept.inputs.line}: {kept.inputs.line.text}")
+        line = kept.inputs.line
+        text = f"step {kept.step}, pass {kept.number}: {line}"
+        if line.text:
+            text += f": {line.text}"
+        print(text)
     return 0
 
 
@@ -142,7 +179,9 @@ def _chosen(recording: Path, step: int | None, number: int | None) -> Path:
         at, index = place_of(folder)
         by_step.setdefault(at, {})[index] = folder
     if step is None:
-        step, number = first_to_see(folders)
+        step, first = first_to_see(folders)
+        if number is None:
+            number = first
     if step not in by_step:
         steps = ", ".join(map(str, sorted(by_step)))
         raise NotARecording(f"{recording} has not kept step {step}; it has {steps}")
@@ -150,9 +189,9 @@ def _chosen(recording: Path, step: int | None, number: int | None) -> Path:
     if number is None:
         number = max(passes)
     if number not in passes:
+        kept = ", ".join(map(str, sorted(passes)))
         raise NotARecording(
-            f"step {step} of {recording} has no backward pass {number}: it has those from 0 to "
-            f"{max(passes)}"
+            f"{recording} has not kept backward pass {number} of step {step}; it has {kept}"
         )
     return passes[number]
 
@@ -173,7 +212,10 @@ def _program_of(recording: Path) -> Program:
     if not changed:
         return Program(first, is_module=False, args=rest)
     tell = lasting_messenger()
-    tell(f"{changed[0]} is another one than it was in the run: the recorded one is run, {copy}")
+    why = f"{changed[0]} is another one than it was in the run"
+    if not (script.parent / changed[0]).is_file():
+        why = f"{script.parent / changed[0]} is not there"
+    tell(f"{why}: the recorded one is run, {copy}")
     return Program(str(copy), is_module=False, args=rest)
 
 

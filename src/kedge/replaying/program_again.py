@@ -27,7 +27,7 @@ from kedge.hooks.placing.module_calls import running
 from kedge.hooks.roots import unwrapped
 from kedge.repro.kept.kept_pass import KeptPass
 from kedge.repro.kept.step_inputs import line_below
-from kedge.repro.step.program_lines import StatementsAgain, statements_before
+from kedge.repro.step.program_lines import StatementsAgain, position_in, statements_before
 from kedge.watch.models.optimizers import living
 from kedge.watch.run.block import WatchBlock
 
@@ -100,4 +100,6 @@ class ProgramAgain:
             return False
         code = line.f_code
         here = Path(code.co_filename).name, code.co_qualname, line.f_lineno
-        return here == (Path(kept.file).name, kept.function, kept.line)
+        _, column = position_in(line)
+        is_there = self._kept.inputs.column in (None, column)
+        return is_there and here == (Path(kept.file).name, kept.function, kept.line)

@@ -8,16 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kedge.repro.kept.kept_pass import KeptOptimizer, KeptPass, kept_in, place_of
+from kedge.repro.kept.kept_pass import (
+    KeptOptimizer,
+    KeptPass,
+    kept_in,
+    place_of,
+    state_tensors,
+)
 from kedge.repro.kept.moving_attributes import put_attributes_back
 from kedge.repro.kept.plain_values import unpacked
 from kedge.torch_internals.accelerators import set_generator_states
-from kedge.torch_internals.module_tables import lasting_tensors, modules_in, parameters_in
+from kedge.torch_internals.module_tables import modules_in, parameters_in
 from kedge.torch_internals.random_state import set_random_state
+from kedge.watch.kept.program_state import tensors_with_data
 from kedge.watch.models.optimizers import params_of
 
 
@@ -60,7 +66,7 @@ class KeptState:
         """
         state = cls(kept, gradients=dict(kept.gradients or {}))
         for name, model in kept.models.items():
-            tensors = load_file(folder / f"{name}.safetensors")
+            tensors = state_tensors(folder, name)
             state._tensors[name] = tensors
             taken = state.models.values()
             found = next((m for m in models if m not in taken and _fits(m, tensors)), None)
@@ -69,7 +75,7 @@ class KeptState:
             else:
                 state.lacking.append(f"the model {model.type}")
         for name, about in kept.optimizers.items():
-            state._tensors[name] = load_file(folder / f"{name}.safetensors")
+            state._tensors[name] = state_tensors(folder, name)
             used = list(state.optimizers.values())
             left = [each for each in optimizers if all(each is not other for other in used)]
             fitting = next((each for each in left if state._holds(name, about, each)), None)
@@ -155,11 +161,11 @@ def following_models(folder: Path) -> dict[str, dict[str, Tensor]] | None:
     if following not in ((step, number + 1), (step + 1, 0)):
         return None
     kept = KeptPass.read(folders[at])
-    return {name: load_file(folders[at] / f"{name}.safetensors") for name in kept.models}
+    return {name: state_tensors(folders[at], name) for name in kept.models}
 
 
 def _fits(model: nn.Module, tensors: Mapping[str, Tensor]) -> bool:
-    own = lasting_tensors(model)
+    own = tensors_with_data(model)
     return {at: value.shape for at, value in own.items()} == {
         at: value.shape for at, value in tensors.items()
     }
@@ -169,7 +175,7 @@ def _put_into_model(state: KeptState, name: str, model: nn.Module) -> None:
     about = state.kept.models[name]
     kept = state.tensors(name)
     with torch.no_grad():
-        for at, value in lasting_tensors(model).items():
+        for at, value in tensors_with_data(model).items():
             value.copy_(kept[at])
     put_attributes_back(model, about.attributes)
     for path, module in modules_in(model).items():

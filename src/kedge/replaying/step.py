@@ -10,6 +10,7 @@ again; whether there was such a thing is seen if the pass after this one was kep
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from kedge.errors import KedgeError
 from kedge.replaying.program_again import ProgramAtPass
@@ -29,8 +31,9 @@ from kedge.repro.step.program_lines import RanAgain, StatementsAgain
 from kedge.repro.step.rows import Batch
 from kedge.sites import leaves
 from kedge.store.events import ProducerEvent
-from kedge.torch_internals.module_tables import lasting_tensors, modules_in
+from kedge.torch_internals.module_tables import modules_in
 from kedge.torch_internals.tensors import have_same_bits
+from kedge.watch.kept.program_state import tensors_with_data
 
 
 class CannotReplay(KedgeError):
@@ -69,6 +72,7 @@ class Replayed:
         leads_on: Whether the step leads to the parameters of the next kept pass; None if there is
             none.
         origin: The operation that made the loss or a gradient not finite; None if none did.
+        needs_closure: Whether an optimizer was not stepped, because it calls the loss itself.
     """
 
     recorded: float
@@ -79,6 +83,7 @@ class Replayed:
     stepped: Sequence[str]
     leads_on: bool | None
     origin: ProducerEvent | None
+    needs_closure: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,11 @@ class StepReplay:
             if name in stepped or not stepped
         ]
 
+    @property
+    def needs_closure(self) -> bool:
+        """Whether an optimizer calls the program's loss itself, as LBFGS does: then none steps."""
+        return any(_needs_closure(each) for each in self._stepping)
+
     def run(self, what_if: WhatIf, watching: Watching = nullcontext) -> Replayed:
         """Run the step as it was, and then with something different.
 
@@ -136,7 +146,7 @@ class StepReplay:
         around = nullcontext if is_different else watching
         again = self._outcome(start, WhatIf(), around)
         leads_on = None
-        if is_same:
+        if is_same and again.error is None:
             leads_on = self._leads_on()
         origin = None
         if again.error is None and not self._is_finite(again):
@@ -146,8 +156,9 @@ class StepReplay:
             other = self._outcome(start, what_if, watching)
         lacking = [*self._state.lacking]
         if not is_same:
-            left_out = (name.rpartition(".")[2] for name in self._kept.inputs.left_out)
-            lacking += [f"the variable {name}" for name in left_out]
+            left_out = [name.rpartition(".")[2] for name in self._kept.inputs.left_out]
+            carried = sorted(start.statements.taken & start.statements.bound)
+            lacking += [f"the variable {name}" for name in dict.fromkeys([*left_out, *carried])]
         return Replayed(
             _value(self._kept.losses) / self._kept.scale,
             again,
@@ -157,6 +168,7 @@ class StepReplay:
             [type(each).__name__ for each in self._stepping],
             leads_on,
             origin,
+            self.needs_closure,
         )
 
     def _start(self) -> tuple[_Start, bool]:
@@ -182,7 +194,9 @@ class StepReplay:
             return first, False
         why = "none of them comes to the backward pass"
         if errors:
-            why = f"{type(errors[0]).__name__}: {errors[0]}"
+            # With few statements, a variable that others would give a value to is missing.
+            found = [each for each in errors if not isinstance(each, NameError)] or errors
+            why = f"{type(found[0]).__name__}: {found[0]}"
         raise CannotReplay(f"the lines of the step cannot run again: {why}")
 
     def _ran(self, start: _Start) -> tuple[_Start, RanAgain | None]:
@@ -219,6 +233,9 @@ class StepReplay:
         if own is None or kept is None:
             return
         before = kept - own.cpu()
+        if not before.is_sparse:
+            # The pass's own infinity comes again; from itself it would leave a NaN.
+            before = before.where(before.isfinite(), 0)
         if before.any():
             self._state.gradients[first] = before
 
@@ -241,7 +258,7 @@ class StepReplay:
             self._reached.backward(ran.losses, ran.gradients)
             gradient = self._gradient_norm()
             self._step(what_if)
-        if not self._stepping:
+        if not self._stepping or self.needs_closure:
             return StepOutcome(loss, gradient)
         after = self._forward(start, values, what_if)
         loss_after = None
@@ -276,6 +293,8 @@ class StepReplay:
                 f"the batch has {batch.length} rows, from 0 to {batch.length - 1}; "
                 f"there is no row {max(rows)}"
             )
+        if set(rows) >= set(range(batch.length)):
+            raise CannotReplay(f"none of the {batch.length} rows of the batch would be left")
         return batch.only([row for row in range(batch.length) if row not in rows])
 
     def _forward(
@@ -295,8 +314,9 @@ class StepReplay:
                     param.grad /= self._kept.scale
         if what_if.clip is not None:
             torch.nn.utils.clip_grad_norm_(params, what_if.clip)
-        for optimizer in self._stepping:
-            optimizer.step()
+        if not self.needs_closure:
+            for optimizer in self._stepping:
+                optimizer.step()
 
     def _gradient_norm(self) -> float:
         gradients = (param.grad for param in self._state.trained().values())
@@ -311,11 +331,14 @@ class StepReplay:
     def _leads_on(self) -> bool | None:
         """Whether the models now have the parameters and buffers of the next kept pass."""
         steps = any(each.stepped for each in self._kept.optimizers.values())
+        is_summed = any(each.is_sparse for each in self._state.gradients.values())
+        if self.needs_closure or is_summed:
+            return None  # a sparse gradient is kept summed, which rounds in another order
         if not (self._following and self._state.models and steps):
             return None
         for name, model in self._state.models.items():
             following = self._following.get(name, {})
-            own = lasting_tensors(model)
+            own = tensors_with_data(model)
             params = {at for at, value in own.items() if isinstance(value, nn.Parameter)}
             pairs = [(own[at].detach().cpu(), following[at]) for at in params & following.keys()]
             if not all(have_same_bits(*pair) for pair in pairs):
@@ -360,6 +383,12 @@ def _without_graphs(statements: StatementsAgain) -> StatementsAgain:
         if isinstance(value, nn.Module) or all(t.grad_fn is None for _, t in leaves.find(value))
     }
     return replace(statements, names=names)
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
+    """Whether an optimizer cannot step without a function that computes the loss."""
+    given = inspect.signature(optimizer.step).parameters.get("closure")
+    return given is not None and given.default is inspect.Parameter.empty
 
 
 def _append(arrived: list[str], name: str, _: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator
 
@@ -65,7 +66,9 @@ def _number(value: float | None) -> str:
 
 
 def _said(result: Replayed, what_if: WhatIf) -> Iterator[str]:
-    if result.is_same:
+    if result.is_same and math.isnan(result.recorded):
+        yield "The step ran again, and its loss is NaN again: other values may give a NaN, too."
+    elif result.is_same:
         yield "The step ran again with the same loss, to the bit."
     else:
         yield "The step did not run again as it was: its loss is another one than recorded."
@@ -77,6 +80,11 @@ def _said(result: Replayed, what_if: WhatIf) -> Iterator[str]:
     for outcome, name in ((result.again, "as it was"), (result.other, str(what_if))):
         if outcome is not None and outcome.error is not None:
             yield f"Run {name}, it failed: {outcome.error}"
+    if result.needs_closure:
+        yield (
+            "No optimizer has stepped: one of them computes the loss itself, several times, as LBFGS "
+            "does."
+        )
     if result.leads_on:
         yield "After it the parameters are those of the next kept step, to the bit."
     elif result.leads_on is not None:

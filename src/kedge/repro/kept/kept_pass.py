@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -23,7 +24,8 @@ from kedge.repro.kept.step_inputs import StepInputs
 
 _ABOUT, _TENSORS = "pass.json", "pass.safetensors"
 _NAME = re.compile(r"step-\d+-\d+")
-_LOSS, _GRADIENT, _RANDOM = "loss.", "gradient.", "random."
+_LOSS, _GRADIENT, _SPARSE, _RANDOM = "loss.", "gradient.", "sparse-gradient.", "random."
+"""What the names of the tensors begin with; a sparse gradient is kept as a dense one."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,10 @@ class KeptPass:
         tensors = dict(self.inputs.tensors)
         tensors |= {f"{_LOSS}{at}": loss for at, loss in enumerate(self.losses)}
         for name, gradient in (self.gradients or {}).items():
-            tensors[f"{_GRADIENT}{name}"] = gradient
+            if gradient.is_sparse:
+                tensors[f"{_SPARSE}{name}"] = gradient.to_dense()
+            else:
+                tensors[f"{_GRADIENT}{name}"] = gradient
         for at, states in enumerate(self.random_numbers):
             tensors |= {f"{_RANDOM}{at}.{device}": state for device, state in states.items()}
         about = {
@@ -108,6 +113,7 @@ class KeptPass:
             "number": self.number,
             "bad": self.is_bad,
             "line": asdict(self.inputs.line),
+            "column": self.inputs.column,
             "names": self.inputs.names,
             "left_out": list(self.inputs.left_out),
             "scale": self.scale,
@@ -140,11 +146,17 @@ class KeptPass:
                 for name, each in about["optimizers"].items()
             }
             inputs = StepInputs(
-                SourceLine(**about["line"]), about["names"], tensors, about["left_out"]
+                SourceLine(**about["line"]),
+                about["names"],
+                tensors,
+                about["left_out"],
+                about.get("column"),
             )
             gradients = None
             if about["knows_gradients"]:
                 gradients = _beginning(tensors, _GRADIENT)
+                for name, gradient in _beginning(tensors, _SPARSE).items():
+                    gradients[name] = gradient.to_sparse(1)
             return cls(
                 about["step"],
                 about["number"],
@@ -158,10 +170,30 @@ class KeptPass:
                 _states(tensors),
                 about["random"],
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise NotARecording(
-                f"{folder} has no step that can run again: {error}; record the run once more"
-            ) from error
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise _damaged(folder, error) from error
+
+
+def state_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    """Return the tensors of a model or an optimizer of a kept pass.
+
+    Args:
+        folder: The folder of the pass.
+        name: The name of its file.
+
+    Raises:
+        NotARecording: The file is missing or damaged.
+    """
+    try:
+        return load_file(folder / f"{name}.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise _damaged(folder, error) from error
+
+
+def _damaged(folder: Path, error: Exception) -> NotARecording:
+    return NotARecording(
+        f"{folder} has no step that can run again: {error}; record the run once more"
+    )
 
 
 def kept_in(recording: Path) -> list[Path]:

@@ -33,9 +33,11 @@ class PlainValues:
     def packed(self, name: str, value: Any) -> Any:
         """Return the JSON of a value, and copy its tensors; what it cannot have is None in it."""
         if isinstance(value, Tensor):
+            while name in self.tensors:
+                name += "'"
             self.tensors[name] = copy_on_cpu(value)
             return {"tensor": name}
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and not _is_tensor(value):
             return {str(key): self.packed(f"{name}.{key}", each) for key, each in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.packed(f"{name}.{at}", each) for at, each in enumerate(value)]
@@ -54,16 +56,25 @@ def unpacked(entry: Any, tensors: Mapping[str, Tensor], now: Any = None) -> Any:
         now: A value of the same kind, from which the value takes its types, and the device of its
             tensors; None without one.
     """
-    if isinstance(entry, dict) and entry.keys() == {"tensor"}:
-        tensor = tensors[entry["tensor"]].clone()  # the program may change it in place
+    if _is_tensor(entry):
+        device = None
         if isinstance(now, Tensor):
-            tensor = tensor.to(now.device)
-        return tensor
+            device = now.device
+        # A copy: what runs may change it in place, and in the memory of a file it is not aligned
+        # as the program's was, which kernels round by.
+        return tensors[entry["tensor"]].to(device, copy=True)
     if isinstance(entry, dict):
         return _mapping(entry, tensors, now)
     if isinstance(entry, list):
         return _sequence(entry, tensors, now)
     return entry
+
+
+def _is_tensor(entry: Any) -> bool:
+    """Whether JSON stands for a tensor; a mapping of the program that looks so cannot be kept."""
+    if not isinstance(entry, Mapping) or entry.keys() != {"tensor"}:
+        return False
+    return isinstance(entry["tensor"], str)
 
 
 def _mapping(entry: Mapping[str, Any], tensors: Mapping[str, Tensor], now: Any) -> Any:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from kedge.frames import OWN, SourceLine, frames_around, is_torch
 from kedge.repro.kept.plain_values import PlainValues, unpacked
-from kedge.repro.step.program_lines import StatementsAgain, statements_before
+from kedge.repro.step.program_lines import StatementsAgain, position_in, statements_before
 from kedge.sites import leaves
 from kedge.torch_internals.source_lines import source_of
 
@@ -32,6 +32,9 @@ _SMALL = 16 * 2**20
 """Bytes of a variable up to which it is kept for larger statements, too."""
 _DEEPEST = 60
 """Frames that are read; a backward pass in a trainer has some thirty around it."""
+
+_VARIABLE = "variable."
+"""What the names of the tensors of variables begin with: a function may be called loss."""
 
 Place = tuple[tuple[CodeType, int], ...]
 
@@ -42,6 +45,7 @@ class StepInputs:
 
     Attributes:
         line: The line that called backward.
+        column: The column of the call in it, from 0; None if that is not known.
         names: Their values as JSON, by variable, for each function by its qualified name.
         tensors: The tensors of the JSON.
         left_out: What is not kept, though it is not the program's code: ``FUNCTION.VARIABLE``.
@@ -51,22 +55,26 @@ class StepInputs:
     names: Mapping[str, Mapping[str, Any]]
     tensors: Mapping[str, Tensor]
     left_out: Sequence[str]
+    column: int | None = None
 
     def values_for(self, statements: StatementsAgain) -> dict[str, Any]:
         """Return the kept values of the variables that some statements take.
 
-        A parameter that is a variable itself receives its value, as the optimizer holds it.
+        A parameter that is a variable, or in one, receives its value, as the optimizer holds it.
         """
         kept = self.names.get(statements.function, {})
         values = {}
         for name in statements.taken & kept.keys():
             now = statements.names.get(name)
             value = unpacked(kept[name], self.tensors, now)
-            if isinstance(now, Tensor) and _is_parameter(now, value):
-                with torch.no_grad():
-                    now.copy_(value)
-                value = now
-            values[name] = value
+            own = dict(_tensors_in(now))
+            trained = {}
+            for at, tensor in leaves.find(value):
+                if at in own and _is_parameter(own[at], tensor):
+                    with torch.no_grad():
+                        own[at].copy_(tensor)
+                    trained[at] = own[at]
+            values[name] = leaves.put(value, trained)
         return values
 
 
@@ -106,7 +114,7 @@ class LinesTaken:
                 if name in kept or not is_wanted or _is_code(value):
                     continue
                 before = len(values.left_out)
-                packed = values.packed(f"{function}.{name}", value)
+                packed = values.packed(f"{_VARIABLE}{function}.{name}", value)
                 if len(values.left_out) == before:
                     kept[name] = packed
                 elif not can_run:
@@ -114,7 +122,8 @@ class LinesTaken:
             can_run = True
         if not can_run:
             return None
-        return StepInputs(source_of(line), names, values.tensors, left_out)
+        _, column = position_in(line)
+        return StepInputs(source_of(line), names, values.tensors, left_out, column)
 
     def _tries(self, frame: FrameType) -> list[tuple[str, frozenset[str]]]:
         """Return the function and the taken variables of each of ever more statements."""
@@ -155,22 +164,21 @@ def _passes_on(frame: FrameType) -> bool:
 
 
 def _has_graph(value: Any) -> bool:
-    return any(tensor.grad_fn is not None for tensor in _tensors_in(value))
+    return any(tensor.grad_fn is not None for _, tensor in _tensors_in(value))
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
+def _tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
     if not isinstance(value, nn.Module):
-        yield from (tensor for _, tensor in leaves.find(value))
+        yield from leaves.find(value)
 
 
 def _bytes_of(value: Any) -> int:
-    return sum(tensor.nbytes for tensor in _tensors_in(value))
+    return sum(tensor.nbytes for _, tensor in _tensors_in(value))
 
 
-def _is_parameter(now: Tensor, kept: Any) -> bool:
-    """Whether a variable is a tensor that is trained, and was one of the same shape in the kept step."""
-    is_leaf = now.requires_grad and now.is_leaf
-    return is_leaf and isinstance(kept, Tensor) and kept.shape == now.shape
+def _is_parameter(now: Tensor, kept: Tensor) -> bool:
+    """Whether a tensor is trained, and had the same shape in the kept step."""
+    return now.requires_grad and now.is_leaf and kept.shape == now.shape
 
 
 def _is_code(value: Any) -> bool:

@@ -247,7 +247,7 @@ def _place_in(frame: FrameType) -> _Here | None:
     block = _body_of(frame)
     if block is None:
         return None
-    here = _position_in(frame)
+    here = position_in(frame)
     before: list[ast.stmt] = []
     in_loop = False
     while True:
@@ -284,8 +284,8 @@ def _body_of(frame: FrameType) -> list[ast.stmt] | None:
     return None
 
 
-def _position_in(frame: FrameType) -> Position:
-    """Return the line and the column that a frame is at; a line may hold several statements."""
+def position_in(frame: FrameType) -> Position:
+    """Return the line and the column that a frame is at: a line may hold several statements."""
     positions = islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
     line, _, column, _ = next(positions, (None, None, None, None))
     return line or frame.f_lineno, column or 0

@@ -87,9 +87,7 @@ class ProgramState:
             if before is not None:
                 known = before.models.get(name, {})
             tensors = {
-                at: copied(value, known.get(at))
-                for at, value in lasting_tensors(module).items()
-                if not is_lazy(value)
+                at: copied(value, known.get(at)) for at, value in tensors_with_data(module).items()
             }
             if tensors:
                 models[name] = tensors
@@ -125,6 +123,15 @@ def named_models(roots: Iterable[RootModule]) -> Iterable[tuple[str, nn.Module]]
         module = root.module()
         if module is not None:
             yield "-".join(part for part in ("model", root.prefix) if part), module
+
+
+def tensors_with_data(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers that `state_dict` has, but for lazy ones and those on the meta device."""
+    return {
+        name: value
+        for name, value in lasting_tensors(module).items()
+        if not (is_lazy(value) or value.is_meta)
+    }
 
 
 def copied(value: Tensor, before: Tensor | None) -> Tensor:

@@ -333,7 +333,7 @@ class StepKeeper:
         That is known when its first gradient has arrived, which is there, too.
         """
         return {
-            f"{name}.{at}": copy_on_cpu(param.grad)
+            f"{name}.{at}": _gradient_on_cpu(param.grad)
             for name, module in named_models(self._models.roots)
             for at, param in parameters_in(module).items()
             if param.grad is not None and bool(param.grad.any())
@@ -351,6 +351,13 @@ class StepKeeper:
             found = leaves.find(list(optimizer.state.values()))
             size += sum(value.nbytes for _, value in found)
         return size <= _LARGEST_BAD
+
+
+def _gradient_on_cpu(gradient: Tensor) -> Tensor:
+    """Return a copy of a gradient; one of an embedding may be sparse."""
+    if gradient.is_sparse:
+        return gradient.detach().to("cpu", copy=True).coalesce()
+    return copy_on_cpu(gradient)
 
 
 def _nowhere() -> None:

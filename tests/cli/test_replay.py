@@ -578,3 +578,25 @@ def test_keeping_steps_changes_no_bit(kedge: Kedge, script: Script, tmp_path: Pa
         "step-11-0",
         "step-9-0",
     ]
+
+
+def test_a_step_is_run_again_from_any_folder(kedge: Kedge, script: Script, tmp_path: Path) -> None:
+    """The program runs where it ran, and finds its files; what is written is written here."""
+    source = PLAIN.replace("x, y = torch", "assert open('data.txt').read()\n    x, y = torch", 1)
+    (tmp_path / "data.txt").write_text("there")
+    kedge("run", "-q", "-o", "run.kedge", "--keep-steps", "1", script(source))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    words = ("replay", "../run.kedge", "-o", "again.kedge")
+    done = subprocess.run(
+        [sys.executable, "-m", "kedge", *words],
+        cwd=elsewhere,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "to the bit" in done.stdout
+    assert Recording.open(elsewhere / "again.kedge").sites

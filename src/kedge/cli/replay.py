@@ -102,8 +102,10 @@ class ReplayCommand:
             raise RecordingExists(
                 f"cannot create the recording {args.output}: there is one already; name another place"
             )
-        folder = _chosen(recording, args.step, args.number)
-        program = _program_of(recording)
+        folder = _chosen(recording, args.step, args.number).absolute()
+        if args.output is not None:
+            args.output = os.path.abspath(args.output)
+        program = _program_of(recording.absolute())
         program.check()
         return _replay(program, folder, args)
 
@@ -197,11 +199,18 @@ def _chosen(recording: Path, step: int | None, number: int | None) -> Path:
 
 
 def _program_of(recording: Path) -> Program:
-    """Return the recorded program; that in the recording where it is not here any more, or has changed."""
+    """Return the recorded program, in the folder that it ran in, as far as that is there.
+
+    Where the program is not there any more, or has changed, it is that in the recording.
+    """
     from kedge.repro.kept.sources import FOLDER, changed_since
     from kedge.store.reading.json_files import read_manifest
 
-    first, *rest = read_manifest(recording).get("command") or [""]
+    manifest = read_manifest(recording)
+    ran_in = manifest.get("folder")
+    if isinstance(ran_in, str) and os.path.isdir(ran_in):
+        os.chdir(ran_in)
+    first, *rest = manifest.get("command") or [""]
     if first == "-m":
         return Program(rest[0], is_module=True, args=rest[1:])
     script = Path(first)

@@ -52,17 +52,18 @@ def last_samples(length: int) -> Sequence[int]:
 
 def _samples_of(iterator: Any) -> list[int]:
     """Return the samples of an iterator's last batch; none if they are not known."""
-    names = ("_sampler_iter", "_index_sampler", "_num_yielded", "_num_workers", "_auto_collation")
-    if not all(hasattr(iterator, name) for name in names):  # another PyTorch
+    batches = getattr(iterator, "_sampler_iter", None)
+    sampler = getattr(iterator, "_index_sampler", None)
+    number = getattr(iterator, "_num_yielded", 0)
+    workers = getattr(iterator, "_num_workers", None)
+    if not getattr(iterator, "_auto_collation", False) or workers is None or not number:
         return []
-    batches, sampler = iterator._sampler_iter, iterator._index_sampler
-    number = iterator._num_yielded
-    if not iterator._auto_collation or type(sampler) is not BatchSampler or not number:
+    if type(sampler) is not BatchSampler or not isinstance(batches, GeneratorType):
         return []
-    if not isinstance(batches, GeneratorType) or batches.gi_frame is None:
+    if batches.gi_frame is None:
         return []
     variables = batches.gi_frame.f_locals
-    if iterator._num_workers == 0:
+    if workers == 0:
         own = next((variables[name] for name in _BATCHES if name in variables), ())
         return [each for each in own if isinstance(each, int)]
     order = _order_of(variables.get("sampler_iter"))

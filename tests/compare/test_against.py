@@ -286,6 +286,31 @@ def test_an_input_of_one_sample_departs(tmp_path: Path) -> None:
     assert "here it gets one sample of input 0, and 16 of 1" in found.message
 
 
+def train_in_folds(steps: int, *, folds: int = 3) -> None:
+    """Train one model after another, each with an optimizer of its own."""
+    for seed in range(folds):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for _ in range(steps):
+            x = torch.randn(16, 4)
+            optimizer.zero_grad()
+            (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+            optimizer.step()
+
+
+def test_trainings_one_after_another_may_be_longer(tmp_path: Path) -> None:
+    """Then fewer of their optimizers have stepped up to a step."""
+    runs = {}
+    for name, steps in (("good", 20), ("longer", 34)):
+        with kedge.watch(tmp_path / f"{name}.kedge", every=1, budget=None):
+            train_in_folds(steps)
+        runs[name] = Recording.open(tmp_path / f"{name}.kedge")
+
+    assert departures(runs["longer"], runs["good"]) == ()
+    assert departures(runs["good"], runs["longer"]) == ()
+
+
 def train_normed(*, is_evaluated_first: bool, seed: int) -> None:
     """Train a model that computes in evaluation with what it estimates in training."""
     torch.manual_seed(seed)

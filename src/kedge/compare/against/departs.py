@@ -62,7 +62,9 @@ class Departs:
         A loss counts as falling from 0.2 powers of ten on, and has to fall by 0.3 of what it fell
         in the good run. Another learning rate is one by a factor of 1.02: less is rounding. Another
         pace is a rate that stays for 4 times fewer steps, since a batch of twice the size has half
-        as many steps in an epoch.
+        as many steps in an epoch. An optimizer steps from the beginning if it first does within 10
+        steps of the first one; those that come later, as of one training after another, are compared in
+        their order as far as both runs have them.
 
         A parameter moves if it changes in 0.9 of the measured steps; others may wait for a batch
         that uses them. It has stopped after 10 measured steps without a change. A number of calls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
 
 from kedge.compare.against.run_pair import Departure, RunPair
@@ -14,6 +14,9 @@ from kedge.store.recording import Recording
 
 #: The least factor between two learning rates that count as different.
 OTHER_RATE = 1.02
+
+#: Steps after the first one of any optimizer within which another one steps from the beginning.
+AT_THE_BEGINNING = 10
 
 #: A learning rate that stays for so many times fewer steps has another pace; the batch size changes it, too.
 OTHER_PACE = 4
@@ -29,25 +32,39 @@ def _stepping(recording: Recording) -> list[RecordedOptimizer]:
 
 
 def kinds(pair: RunPair) -> Iterator[Departure]:
-    """The number of optimizers that step, and their classes."""
+    """The classes of the optimizers that step, and the number of those that step from the beginning.
+
+    How many come later, as for one training after another, depends on the length of each.
+    """
     if pair.good.end is None or pair.run.end is None:
         return  # what steps is written at the end
-    good = [each for each in _stepping(pair.good) if (each.first_step or 0) <= pair.last_step]
-    here = [each for each in _stepping(pair.run) if (each.first_step or 0) <= pair.last_good_step]
-    for before, after in zip_longest(good, here):
+    good, here = _stepping(pair.good), _stepping(pair.run)
+    pairs = list(zip_longest(_from_the_beginning(good), _from_the_beginning(here)))
+    pairs += zip(good[len(pairs) :], here[len(pairs) :], strict=False)
+    for number, (before, after) in enumerate(pairs):
         was = before.type if before else "none"
         is_now = after.type if after else "none"
         if was != is_now:
             yield Departure(
                 kind="optimizer",
-                site=f"optimizer {(after or before).index or 0}",
+                site=f"optimizer {number}",
                 step=int(pair.run.steps[0]),
-                message=f"optimizer {(after or before).index or 0} that steps was {was} in the good "
-                f"run, and is {is_now} here.",
+                message=f"optimizer {number} that steps was {was} in the good run, and is {is_now} "
+                "here.",
                 good=was,
                 here=is_now,
                 remedy="Look where the optimizer is made, and where its step() is called.",
             )
+
+
+def _from_the_beginning(optimizers: Sequence[RecordedOptimizer]) -> list[RecordedOptimizer]:
+    """Return those that first step near the first step of any."""
+    begins = [each.first_step or 0 for each in optimizers]
+    return [
+        each
+        for each, first in zip(optimizers, begins, strict=True)
+        if first <= min(begins) + AT_THE_BEGINNING
+    ]
 
 
 def held(pair: RunPair) -> Iterator[Departure]:

@@ -444,7 +444,7 @@ def test_a_later_training_is_examined_on_demand(kedge: Kedge, script: Script) ->
         from torch import nn
 
         torch.manual_seed(0)
-        x, y = torch.randn(32, 4), torch.randint(0, 3, (32,))
+        x, y = torch.randn(30, 4), torch.randint(0, 3, (30,))
         teacher = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         student = nn.Linear(4, 3)
         for model, trained in ((teacher, teacher), (student, teacher)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -37,6 +38,10 @@ def told(loader: Any, most: int = 100) -> list[bool]:
         samples = last_samples(len(batch))
         assert not samples or list(samples) == batch.tolist()
         known.append(bool(samples))
+    del batch
+    for thread in threading.enumerate():  # a loader that has ended does not wait for its own
+        if thread.name == "QueueFeederThread":
+            thread.join()
     return known
 
 

@@ -66,7 +66,7 @@ class _Call:
         model: The model.
         inputs: Copies of its inputs.
         is_final: Whether a backward pass has come.
-        later: Copies of its inputs in the first call after a step of an optimizer; None before.
+        later: Copies of its inputs in the last call after a step of an optimizer; None before.
     """
 
     model: nn.Module
@@ -196,7 +196,7 @@ class Capture:
         model = unwrapped(module)
         known = self._calls.get(id(model))
         if known is not None and known.is_final:
-            if self._has_stepped and known.later is None:
+            if self._has_stepped:
                 known.later = ModelInputs.of_call(model, *given).apart()
             return
         if any(param.requires_grad for param in parameters_in(model).values()):

@@ -41,19 +41,20 @@ def watch(tmp_path, monkeypatch):
         watched.end()
 
 
-def test_three_lines_are_enough(tmp_path, monkeypatch, capsys):
+def test_four_lines_are_enough(tmp_path, monkeypatch, capsys):
     """A block makes a recording, and tells the user what was seen, what was found and what to type next."""
     monkeypatch.chdir(tmp_path)
     with kedge.watch("run.kedge"):
         train(net(Log()))
 
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert "25 steps" in lines[0]
     assert re.fullmatch(
         r"\[kedge\] 1 error: NAN-BORN at 3:out; \d+ rules could not judge", lines[1]
     )
-    assert lines[2] == "[kedge] see more with: kedge report run.kedge"
+    assert lines[2].startswith("[kedge] kept steps 0, 1; run one again with: kedge replay run.")
+    assert lines[3] == "[kedge] see more with: kedge report run.kedge"
     assert Recording.open("run.kedge").end.error is None
 
 

@@ -42,7 +42,7 @@ from kedge.watch.models.backward_start import BackwardStart, frame_below, taken_
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import Optimizers
 
-_MOST_BAD = 2
+MOST_BAD = 2
 """Most bad steps of a run that are kept without being asked for."""
 _LARGEST_BAD = 128 * 2**20
 """Most bytes of the tensors of one that is."""
@@ -118,7 +118,7 @@ class StepKeeper:
         after_last: Callable[[], Tensor | None],
     ) -> None:
         self.last = 0
-        self.bad = _MOST_BAD
+        self.bad = 0
         self.place: Callable[[], Path | None] = _nowhere
         self._keeping = Shield("keeping a step", "the program goes on, and no more are kept")
         self._models = models

@@ -17,7 +17,7 @@ from kedge.store.events import JoinedEvent
 from kedge.store.writing.folder import RecordingWriter, create, join
 from kedge.torch_internals import accelerators
 from kedge.watch.acting.acting import Acting
-from kedge.watch.kept.step_keeper import StepKeeper
+from kedge.watch.kept.step_keeper import MOST_BAD, StepKeeper
 from kedge.watch.records.writer import StepSink
 from kedge.watch.run.options import WatchOptions
 from kedge.watch.run.ranks import LaunchedRank, places
@@ -70,9 +70,9 @@ def _keep_steps(
 ) -> None:
     """Keep the last steps of the run, or bad ones; none in a program of several ranks, which run together."""
     if place is None or last == 0 or LaunchedRank.here().world > 1:
-        kept.bad = 0
         return
     kept.place = place
+    kept.bad = MOST_BAD
     kept.last = last or 0
 
 

@@ -174,6 +174,7 @@ arguments = ["right"]
 """
 
 
+@pytest.mark.full
 def test_three_ways_are_asked(abroad, tmp_path, monkeypatch, capsys):
     """A run, an examination and a good run, whose recording is another program: another seed, and longer."""
     (tmp_path / "here").mkdir()

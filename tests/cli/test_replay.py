@@ -16,6 +16,7 @@ import torch
 from kedge.repro.kept.plain_values import unpacked
 from kedge.store.events import KeptStepEvent
 from kedge.store.recording import Recording
+from tests.marks import full
 
 Kedge = Callable[..., subprocess.CompletedProcess[str]]
 Script = Callable[..., str]
@@ -487,9 +488,9 @@ def test_a_program_that_watches_itself_runs_again(
         (("--step", "3"), "has not kept step 3; it has 10, 11"),
         (("--step", "10", "--pass", "4"), "run has not kept backward pass 4 of step 10; it has 0"),
         (("--without-rows", "a"), "'a' are no rows, such as 3,17"),
-        (("--rate", "nan"), "'nan' is no learning rate, such as 0.01"),
-        (("--clip", "0"), "'0' is no norm above zero"),
-        (("--seed", str(2**64)), f"'{2**64}' is no seed, from 0 to {2**64 - 1}"),
+        full(("--rate", "nan"), "'nan' is no learning rate, such as 0.01"),
+        full(("--clip", "0"), "'0' is no norm above zero"),
+        full(("--seed", str(2**64)), f"'{2**64}' is no seed, from 0 to {2**64 - 1}"),
         (("-o", "run"), "cannot create the recording run: there is one already"),
     ],
 )
@@ -520,7 +521,9 @@ def test_a_batch_without_all_its_rows_is_said(replay: Replay) -> None:
     assert found["other"]["error"].endswith("none of the 16 rows of the batch would be left")
 
 
-@pytest.mark.parametrize("name", ["pass.safetensors", "model.safetensors", "optimizer.json"])
+@pytest.mark.parametrize(
+    "name", [full("pass.safetensors"), "model.safetensors", full("optimizer.json")]
+)
 def test_a_damaged_file_is_named(kedge: Kedge, replay: Replay, tmp_path: Path, name: str) -> None:
     """With its folder."""
     replay(PLAIN)

@@ -151,11 +151,11 @@ def test_copies_are_made_beside_threads_that_never_rest():
     for each in threads:
         each.start()
     try:
-        copies = [copied_process.CopiedProcess(lambda: b"found") for _ in range(20)]
+        copies = [copied_process.CopiedProcess(lambda: b"found") for _ in range(8)]
         found = [copy.result(60.0) for copy in copies]
     finally:
         over.set()
         for each in threads:
             each.join()
 
-    assert found == [b"found"] * 20
+    assert found == [b"found"] * 8

@@ -26,12 +26,10 @@ from torch.optim import Optimizer
 from kedge.hooks.placing.module_calls import running
 from kedge.hooks.roots import unwrapped
 from kedge.repro.kept.kept_pass import KeptPass
-from kedge.repro.kept.step_inputs import line_below
+from kedge.repro.kept.step_inputs import MOST_TRIES, line_below
 from kedge.repro.step.program_lines import StatementsAgain, position_in, statements_before
 from kedge.watch.models.optimizers import living
 from kedge.watch.run.block import WatchBlock
-
-_MOST_TRIES = 16
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class ProgramAgain:
             frame = sys._getframe()  # noqa: SLF001
             if not self._is_over and self._is_kept_line(frame):
                 self._is_over = True
-                tries = list(islice(statements_before(frame), _MOST_TRIES))
+                tries = list(islice(statements_before(frame), MOST_TRIES))
                 torch.autograd.backward = plain
                 WatchBlock.is_off = False
                 self._reached(ProgramAtPass(tries, self._models, living(), plain))

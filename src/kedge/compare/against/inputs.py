@@ -20,16 +20,13 @@ Note = TypeVar("Note", RepeatedInputsEvent, BatchSizesEvent)
 
 def repeats(pair: RunPair) -> Iterator[Departure]:
     """The models whose inputs change from step to step, and those whose inputs are the same in every step."""
-    known = _by_root(pair.good, RepeatedInputsEvent)
-    found = _by_root(pair.run, RepeatedInputsEvent)
-    for root, other in pair.roots.items():
-        here = found.get(other)
-        if here is None or here.compared < REPEATED or root in known:
+    for here in _in_the_run_alone(pair, RepeatedInputsEvent):
+        if here.compared < REPEATED:
             continue
-        model = names_of(pair.run, [other])
+        model = names_of(pair.run, [here.root])
         yield Departure(
             kind="repeats",
-            site=f"{root_path(pair.run, other)}:in",
+            site=f"{root_path(pair.run, here.root)}:in",
             step=here.step,
             message=f"{model} was given other inputs from step to step in the good run, and is given "
             f"the same ones in all {here.compared + 1} measured steps that were compared here.",
@@ -41,16 +38,11 @@ def repeats(pair: RunPair) -> Iterator[Departure]:
 
 def batches(pair: RunPair) -> Iterator[Departure]:
     """The inputs that have as many samples as the others of a model, and those with a single one."""
-    known = _by_root(pair.good, BatchSizesEvent)
-    found = _by_root(pair.run, BatchSizesEvent)
-    for root, other in pair.roots.items():
-        here = found.get(other)
-        if here is None or root in known:
-            continue
-        model = names_of(pair.run, [other])
+    for here in _in_the_run_alone(pair, BatchSizesEvent):
+        model = names_of(pair.run, [here.root])
         yield Departure(
             kind="batch",
-            site=f"{root_path(pair.run, other)}:in",
+            site=f"{root_path(pair.run, here.root)}:in",
             step=here.step,
             message=f"all inputs of {model} had as many samples as each other in the good run; here "
             f"it gets one sample of input {here.input}, and {here.batch:,} of "
@@ -59,6 +51,15 @@ def batches(pair: RunPair) -> Iterator[Departure]:
             here=f"one of {here.input} for {here.batch:,} of the others",
             remedy="Look what the tokenizer or the collate function returns for a batch.",
         )
+
+
+def _in_the_run_alone(pair: RunPair, kind: type[Note]) -> Iterator[Note]:
+    """Yield the notes on models of the run, for which the good run has none."""
+    known = _by_root(pair.good, kind)
+    found = _by_root(pair.run, kind)
+    for root, other in pair.roots.items():
+        if other in found and root not in known:
+            yield found[other]
 
 
 def _by_root(recording: Recording, kind: type[Note]) -> dict[int, Note]:

@@ -21,13 +21,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.frames import OWN, SourceLine, frames_around, is_torch
+from kedge.frames import SourceLine, frames_around
 from kedge.repro.kept.plain_values import PlainValues, unpacked
-from kedge.repro.step.program_lines import StatementsAgain, position_in, statements_before
+from kedge.repro.step.program_lines import (
+    StatementsAgain,
+    passes_on,
+    position_in,
+    statements_before,
+)
 from kedge.sites import leaves
 from kedge.torch_internals.source_lines import source_of
 
-_MOST_TRIES = 16
+MOST_TRIES = 16
+"""Most beginnings of the lines for which variables are kept, and which a replay tries."""
 _SMALL = 16 * 2**20
 """Bytes of a variable up to which it is kept for larger statements, too."""
 _DEEPEST = 60
@@ -80,7 +86,7 @@ class StepInputs:
 
 def line_below(frame: FrameType) -> FrameType | None:
     """Return the frame with the line that called backward: the innermost that is not Kedge's or PyTorch's."""
-    return next((each for each in frames_around(frame) if not _passes_on(each)), None)
+    return next((each for each in frames_around(frame) if not passes_on(each)), None)
 
 
 class LinesTaken:
@@ -128,10 +134,10 @@ class LinesTaken:
     def _tries(self, frame: FrameType) -> list[tuple[str, frozenset[str]]]:
         """Return the function and the taken variables of each of ever more statements."""
         around = islice(frames_around(frame), _DEEPEST)
-        place = tuple((each.f_code, each.f_lasti) for each in around if not _passes_on(each))
+        place = tuple((each.f_code, each.f_lasti) for each in around if not passes_on(each))
         known = self._known.get(place)
         if known is None:
-            tries = islice(statements_before(frame), _MOST_TRIES)
+            tries = islice(statements_before(frame), MOST_TRIES)
             known = [(each.function, each.taken) for each in tries]
             self._known[place] = known
         return known
@@ -141,7 +147,7 @@ def _frames_by_function(frame: FrameType) -> dict[str, FrameType]:
     """Return the frames around a frame by the names of their functions; of several of one, the innermost."""
     found: dict[str, FrameType] = {}
     for each in islice(frames_around(frame), _DEEPEST):
-        if not _passes_on(each):
+        if not passes_on(each):
             found.setdefault(each.f_code.co_qualname, each)
     return found
 
@@ -156,11 +162,6 @@ def _variables(frame: FrameType, names: Iterable[str]) -> dict[str, Any]:
         elif name in module:
             found[name] = module[name]
     return found
-
-
-def _passes_on(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return file.startswith(OWN) or is_torch(file)
 
 
 def _has_graph(value: Any) -> bool:

@@ -141,6 +141,12 @@ class _Here:
     in_loop: bool
 
 
+def passes_on(frame: FrameType) -> bool:
+    """Whether a frame between the program and a backward pass is Kedge's or PyTorch's."""
+    file = frame.f_code.co_filename
+    return file.startswith(OWN) or is_torch(file)
+
+
 def statements_before(frame: FrameType) -> Iterator[StatementsAgain]:
     """Yield ever more statements that lead to the backward pass which a frame has called.
 
@@ -148,8 +154,7 @@ def statements_before(frame: FrameType) -> Iterator[StatementsAgain]:
         frame: The program's frame that called it, or a library's.
     """
     for each in frames_around(frame):
-        file = each.f_code.co_filename
-        if file.startswith(OWN) or is_torch(file):
+        if passes_on(each):
             continue
         found = _place_in(each)
         if found is None:

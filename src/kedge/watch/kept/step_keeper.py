@@ -272,11 +272,12 @@ class StepKeeper:
         if before.random_numbers is not None:
             generators.insert(0, before.random_numbers.generators)
             python_numbers = before.random_numbers.entries()
-        gradients = scaled_by = None
+        gradients = None
         if began:
             gradients = self._gradients()
+        factor = 1.0
         if scale is not None:
-            scaled_by = float(scale)
+            factor = float(scale)
 
         kept = KeptPass(
             step,
@@ -284,7 +285,7 @@ class StepKeeper:
             is_bad,
             inputs,
             [copy_on_cpu(loss) for loss in at.tensors],
-            scaled_by or 1.0,
+            factor,
             self._modes(state, before.attributes),
             optimizers,
             gradients,

@@ -419,7 +419,7 @@ class Bench:
         tempfile.tempdir = None
         sys.path[:1] = [str(self.copy), str(self.copy / "src")]
         sys.argv[1:] = []
-        options = ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+        options = ["-q", "-p", "no:cacheprovider", "-p", "hypothesispytest", "--hypothesis-seed=0"]
         status = pytest.main([*options, *arguments], plugins=[Reporting(sender)])
         ran = status in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
         sender.send(("survived", "") if ran else ("killed", f"pytest ended with {status}"))

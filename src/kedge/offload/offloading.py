@@ -164,7 +164,7 @@ class Offloading:
         if model is not None and settings.recompute is not None:
             modules = _modules(model, "recompute", settings.recompute)
             check_can_run_again(model, modules, settings.recompute)
-            self._recomputed = RecomputedModules(modules, self.account)
+            self._recomputed = RecomputedModules(modules, self.account, self._engine.plan_call)
 
     def __enter__(self) -> OffloadAccount:
         """Offload the tensors saved on this thread from now on, and on others while they call the model."""

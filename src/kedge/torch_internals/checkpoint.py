@@ -233,6 +233,11 @@ def _owners_in_forward(frame: Any, here: Any) -> list[Owned]:
     return found
 
 
+def is_in_checkpoint() -> bool:
+    """Whether a checkpoint's forward or recompute is running on this thread."""
+    return _frame_in_force() is not None or any(True for _ in _running())
+
+
 def reentrant_around() -> Any:
     """Return the context of the innermost reentrant checkpoint around a forward; None without one."""
     for owned in _running():

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,11 +26,11 @@ from kedge.offload.plan import (
     planner_for,
     solve,
 )
-from kedge.offload.plan.learn import MeasuredStep
 from kedge.offload.plan.limits import bytes_of
+from kedge.offload.plan.measured_step import MeasuredStep
 from kedge.offload.plan.predict import Forecast
-from kedge.offload.plan.tables import Treatment
-from kedge.offload.plan.timing import TensorTimes
+from kedge.offload.plan.tables import CallKey, RepeatableCall, Treatment
+from kedge.offload.plan.timing import TensorTimes, Timings
 from tests.marks import measured
 
 MB, GB = 10**6, 10**9
@@ -138,6 +139,60 @@ def test_a_codec_without_a_store_keeps_fewer_bytes():
 
     assert plan.peak == 4 * GB
     assert choices(plan) == [Choice.COMPRESS] * 8 + [Choice.KEEP] * 2
+
+
+def calls_of(table, seconds, *, kept=0):
+    """The table of a step whose layers may be run again, each in so many seconds."""
+    keys = [CallKey(each.key.path, 0) for each in table.candidates]
+    candidates = tuple(
+        replace(each, key=each.key._replace(call=key))
+        for each, key in zip(table.candidates, keys, strict=True)
+    )
+    calls = tuple(RepeatableCall(key, seconds, kept) for key in keys)
+    return replace(table, candidates=candidates, calls=calls)
+
+
+def test_no_more_calls_run_again_than_the_limit_asks_for():
+    """The peak includes the tensors of the call that backward has just run again."""
+    plan = solve(calls_of(stack(10, GB), 0.1, kept=100 * MB), Limit(memory=6 * GB))
+
+    assert choices(plan) == [Choice.RECOMPUTE] * 5 + [Choice.KEEP] * 5
+    assert plan.peak == 5 * GB + 5 * 100 * MB
+    assert plan.outcome.exposed == pytest.approx(0.5)
+    assert "recompute" in str(plan)
+
+
+def test_a_call_that_is_run_again_needs_its_memory_once():
+    """Its tensors are there again in backward, so no plan has less than those of one call."""
+    plan = solve(calls_of(stack(3, GB), 0.1), Limit(memory=GB // 2))
+
+    assert plan.peak == GB
+    assert not plan.feasible
+
+
+def test_what_frees_the_most_bytes_a_second_comes_first():
+    """Of running again, rebuilding and moving."""
+    disk = Link("disk", 2 * GB, 4 * GB)  # 0.75 seconds a tensor
+    cheap = solve(calls_of(stack(10, GB, link=disk), 0.1), Limit(memory=5 * GB))
+    dear = solve(calls_of(stack(10, GB, link=disk), 1.0), Limit(memory=5 * GB))
+    rebuilt = solve(calls_of(stack(10, GB, rebuild=0.01), 0.1), Limit(memory=5 * GB))
+
+    assert set(choices(cheap)) == {Choice.KEEP, Choice.RECOMPUTE}
+    assert set(choices(dear)) == {Choice.KEEP, Choice.MOVE}
+    assert set(choices(rebuilt)) == {Choice.KEEP, Choice.REBUILD}
+
+
+def test_a_call_is_run_again_where_its_tensors_cost_more_one_by_one():
+    """A tensor that is cheap to rebuild comes first; with all of them, running the call again is less."""
+    key = CallKey("block", 0)
+    rows = tuple(
+        Candidate(TensorKey("block", i, call=key), GB, saved=0.1 * i, asked=1.0, rebuild=0.2)
+        for i in range(5)
+    )
+    table = StepTable(rows, 3.0, calls=(RepeatableCall(key, 0.5, 0),))
+
+    assert choices(solve(table, Limit(slowdown=1.08))) == [Choice.REBUILD] + [Choice.KEEP] * 4
+    assert choices(solve(table, Limit(slowdown=1.2))) == [Choice.RECOMPUTE] * 5
 
 
 def test_nothing_loses_bits_if_it_need_not():
@@ -348,7 +403,9 @@ def test_own_time_is_taken_out():
     )
     first.group, first.took, first.asked = "moved", (1.0, 4.0), [(9.0, 11.0)]
     second.group, second.took, second.ran, second.extra = "rebuilt", (5.0, 5.5), [(7.0, 8.0)], 3
-    table = MeasuredStep(Ticks(), 0.0, 13.0, [first, second]).table(None)
+    timings = Timings()
+    timings.clock, timings.started, timings.notes = Ticks(), 0.0, [first, second]
+    table = MeasuredStep(timings, 13.0).table(None, {})
 
     assert table.step == pytest.approx(13 - 3 - 0.5 - 1 - 2)
     assert table.candidates == (

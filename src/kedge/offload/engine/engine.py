@@ -24,7 +24,7 @@ from kedge.errors import OffloadFailed, warn
 from kedge.hooks.saved.keeper import SavingPlace
 from kedge.hooks.saved.reference import KeptByReference
 from kedge.offload.engine.known_storages import KeptReader, KeptStorage, KnownStorages
-from kedge.offload.engine.policy import Choice, Policy
+from kedge.offload.engine.policy import Choice, PlannedCall, Policy
 from kedge.offload.engine.proof import ProvenRecipes
 from kedge.offload.engine.sources import Coded, Moved, Rebuilt, encode
 from kedge.offload.held.entry import PartOfEntry, RecentlyRestored, StorageEntries, StorageEntry
@@ -84,6 +84,16 @@ class Engine:
         self._known.of_model.update(inputs)
         self._steps.begin()
 
+    def plan_call(self, path: str) -> PlannedCall | None:
+        """Return the plan for a call that may be run again, and begins now; None: it is run again."""
+        planner = self.policy.planner
+        if planner is None:
+            return None
+        steps = self._steps
+        if steps.called or steps.step.read:
+            self._advance(path, recompute=False)
+        return planner.plan_call(path)
+
     def pack(self, value: Tensor, place: SavingPlace) -> PartOfEntry | KeptByReference:
         """Return the handle that replaces a saved tensor.
 
@@ -91,7 +101,7 @@ class Engine:
         """
         steps = self._steps
         if steps.called or steps.step.read:  # rarely
-            self._advance(place)
+            self._advance(place.path, recompute=place.recompute)
         call = steps.step.latest() or steps.step.call()
         row: ModuleAccount = place.spot.gate or self._row(place)
 
@@ -259,9 +269,9 @@ class Engine:
         row = place.spot.gate = self.account.row(place.path)
         return row
 
-    def _advance(self, place: SavingPlace) -> None:
+    def _advance(self, path: str | None, *, recompute: bool) -> None:
         """Begin another step if the tensor that is about to be saved belongs to one."""
-        if self._steps.advance(place.path, recompute=place.recompute):
+        if self._steps.advance(path, recompute=recompute):
             self._known.kept.forget()
             self._numbers = TensorNumbers()
             self.account.turn()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -17,6 +18,7 @@ class Choice(Enum):
 
     KEEP = "keep"
     REBUILD = "rebuild"
+    RECOMPUTE = "recompute"
     MOVE = "move"
     COMPRESS = "compress"
     ALL = "all"
@@ -26,8 +28,32 @@ class Choice(Enum):
     """
 
 
+class PlannedCall(Protocol):
+    """One call of a module that may be run again.
+
+    Attributes:
+        again: Whether it is run again in backward; if not, its tensors are treated one by one.
+    """
+
+    again: bool
+
+    def begin(self) -> None:
+        """Called when the call begins."""
+
+    def end(self, nbytes: int = 0, inputs: int = 0) -> None:
+        """Called when the call has ended.
+
+        Args:
+            nbytes: Of a call that is run again, the bytes that it saved and did not keep.
+            inputs: The bytes of its inputs, which are kept for the second run.
+        """
+
+    def second_run(self) -> AbstractContextManager[None]:
+        """Context around the second run."""
+
+
 class Planner(Protocol):
-    """A planner that chooses tensor by tensor.
+    """A planner that chooses tensor by tensor, and call by call.
 
     Its choices in the first step, which it learns from, are carried out too.
     """
@@ -50,6 +76,9 @@ class Planner(Protocol):
             nbytes: The bytes that it takes: those of its storage, or its own if only it is taken of
                 a large storage.
         """
+
+    def plan_call(self, path: str) -> PlannedCall:
+        """Return what is planned for the call of a module that may be run again, and begins now."""
 
     def took(self, outcome: Outcome) -> None:
         """Called with the outcome of the tensor of the last choice."""

@@ -6,7 +6,9 @@ representative. The second step is timed. In both, every tensor is rebuilt, comp
 possible, so that they stay within a limit of memory if that can be reached. From the third step on
 the plan is in force. A tensor that the plan does not know, or that is larger than planned, is
 treated as in the first step, and the following step is timed again; a smaller one is treated as
-planned. A tensor that the plan keeps is also treated as in the first step if graphs of earlier
+planned. The calls of modules that may be run again are run again in both, and their tensors are not
+seen. A plan that runs one of them only once is followed by another timed step, which shows them.
+A tensor that the plan keeps is also treated as in the first step if graphs of earlier
 steps are still alive and hold so much that it would not fit. So a program whose batches differ in
 length soon has a plan for the longest. A plan for a limit of time is tried; see Note [A promise] in
 `kedge.offload.plan.trial`.
@@ -15,28 +17,18 @@ length soon has a plan for the longest. A plan for a limit of time is tried; see
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate
-from typing import Any
 
 from kedge.errors import LimitOutOfReach, warn
 from kedge.offload.engine.policy import Choice, Policy
 from kedge.offload.outcomes import OffloadAccount, Outcome
 from kedge.offload.plan.link import measured
+from kedge.offload.plan.measured_step import MeasuredStep, SeenCall
 from kedge.offload.plan.plan import OffloadPlan, PlanToCome, size
 from kedge.offload.plan.solve import solve
-from kedge.offload.plan.tables import Candidate, Limit, Link, StepTable, TensorKey
-from kedge.offload.plan.timing import (
-    TensorTimes,
-    TimedCodec,
-    TimedStore,
-    TimingClock,
-    Timings,
-    timed_find,
-)
+from kedge.offload.plan.tables import CallKey, Limit, Link, TensorKey
+from kedge.offload.plan.timing import CallTimes, TimedCodec, TimedStore, Timings, timed_find
 from kedge.offload.plan.trial import MARGIN, MeasuredSlowdown, Trial, has_room
 from kedge.offload.stores.store import Store
 
@@ -67,6 +59,9 @@ class Learner:
         self._beyond = False
         self._account = OffloadAccount()
         self._counts: Counter[tuple[str | None, int]] = Counter()
+        self._calls: Counter[str] = Counter()
+        self._seen: dict[CallKey, SeenCall] = {}
+        self._once: frozenset[CallKey] = frozenset()  # the calls that are not run again
         self._trial: Trial | None = None
         self._trials = _TRIALS
         self._failed = 0
@@ -87,22 +82,43 @@ class Learner:
 
     def choose(self, path: str | None, index: int, nbytes: int) -> Choice:
         """Return the planned choice, or `Choice.ALL` while there is no plan."""
-        nth = self._counts[path, index]
-        self._counts[path, index] = nth + 1
-        key = TensorKey(path, index, nth)
+        call = self._timings.thread.call
+        if call is None:
+            nth = self._counts[path, index]
+            self._counts[path, index] = nth + 1
+            key = TensorKey(path, index, nth)
+        else:
+            key = call.key_of(path)
         if self.plan is None:
             self._timings.begin_tensor(key, nbytes)
             return Choice.ALL
+        if self._keeps_all and key.call is not None and key.call not in self._once:
+            return Choice.KEEP  # the plan does not know the tensors of a call that is run again
         choice, known = self.plan.choices.get(key, (Choice.ALL, 0))
         if nbytes > known:
             self._stale = True
             return Choice.ALL
-        if self._trial is not None and self._trial.keeps:
+        if self._keeps_all:
             return Choice.KEEP
         self._beyond = choice is Choice.KEEP and self._account.staying + nbytes > self._room
         if self._beyond:
             return Choice.ALL
         return choice
+
+    def plan_call(self, path: str) -> CallTimes:
+        """Return what is planned for a call; one that is not known is run again."""
+        nth = self._calls[path]
+        self._calls[path] = nth + 1
+        key = CallKey(path, nth)
+        if self.plan is not None and key not in self._seen:
+            self._stale = True
+        again = key not in self._once and not self._keeps_all
+        return CallTimes(key, self._timings, again=again)
+
+    @property
+    def _keeps_all(self) -> bool:
+        """Whether everything is kept in this step, to compare it with the plan."""
+        return self._trial is not None and self._trial.keeps
 
     def took(self, outcome: Outcome) -> None:
         """Record the outcome of the tensor chosen last."""
@@ -116,6 +132,7 @@ class Learner:
     def turn(self, account: OffloadAccount) -> None:
         """End a step: plan, learn or keep the plan."""
         self._counts.clear()
+        self._calls.clear()
         self._account = account
         if self._timings.started is not None:
             self._plan()
@@ -151,11 +168,10 @@ class Learner:
                 self._learn()
                 return
 
-        step = MeasuredStep(timings.clock, timings.started, ended, timings.notes)
-        table = step.table(self._link)
+        table = MeasuredStep(timings, ended).table(self._link, self._seen)
         timings.end_step()
-        plan = self.plan = solve(table, self.limit, self._freed)
-        self._try()
+        plan = solve(table, self.limit, self._freed)
+        self._adopt(plan)
 
         self._room = math.inf
         if plan.feasible and self.limit.memory is not None:
@@ -168,16 +184,21 @@ class Learner:
                     f"{self.limit} is out of reach: although every possible measure is taken, "
                     f"{size(plan.peak)} of saved tensors stay in memory "
                     f"(of {size(table.nbytes)}). To lower this, use a destination "
-                    "(to=kedge.Disk() or kedge.Cpu()), a codec, a smaller min_bytes, "
-                    "a wider `where`, or a smaller batch"
+                    "(to=kedge.Disk() or kedge.Cpu()), modules that are run again "
+                    "(recompute=), a codec, a smaller min_bytes, a wider `where`, "
+                    "or a smaller batch"
                 )
             )
 
-    def _try(self) -> None:
-        """Begin the trial of a new plan, if it is for a limit of time and there is room."""
-        plan = self.plan
+    def _adopt(self, plan: OffloadPlan) -> None:
+        """Put a plan in force; one for a limit of time is tried if there is room."""
+        self.plan = plan
         self._trial = None
-        if plan is None or self.limit.slowdown is None or not plan.freed or not self._trials:
+        self._once = plan.once
+        if not plan.is_known:
+            self._stale = True
+            return
+        if self.limit.slowdown is None or not plan.freed or not self._trials:
             return
         if has_room(plan.freed, self._timings.device):
             self._trials -= 1
@@ -197,13 +218,13 @@ class Learner:
         self._failed += 1
         if self._failed == 1:
             self._freed = plan.freed * (promised - 1) / (measured.median - 1)
-            self.plan = solve(plan.table, self.limit, self._freed)
-            if self.plan.freed:
-                self._try()
+            smaller = solve(plan.table, self.limit, self._freed)
+            if smaller.freed:
+                self._adopt(smaller)
                 return
 
         self._freed = 0.0
-        self.plan = solve(plan.table, self.limit, self._freed)
+        self._adopt(solve(plan.table, self.limit, self._freed))
         warn(
             LimitOutOfReach(
                 f"{self.limit} is out of reach: a step takes {measured.median:.2f} times as long "
@@ -212,67 +233,3 @@ class Learner:
                 "Allow more, select fewer modules by `where`, or give max_memory= instead"
             )
         )
-
-
-class MeasuredStep:
-    """A timed step, in the program's own time; see Note [Own time].
-
-    Args:
-        clock: The clock that marked the moments.
-        started: When the step began.
-        ended: When it ended.
-        notes: The measurements of its saved tensors.
-    """
-
-    def __init__(
-        self, clock: TimingClock, started: Any, ended: Any, notes: list[TensorTimes]
-    ) -> None:
-        self._clock = clock
-        self._started = started
-        self._notes = notes
-
-        spans = sorted((self._at(first), self._at(last)) for first, last in self._spans())
-        lengths = [max(last - first, 0.0) for first, last in spans]
-        self._begun = [first for first, _ in spans]
-        self._own = [0.0, *accumulate(lengths)]
-        self.seconds = max(self._at(ended) - self._own[-1], 0.0)
-
-    def table(self, link: Link | None) -> StepTable:
-        """Return the table that the planner works on."""
-        candidates = tuple(self._candidate(note) for note in self._notes)
-        return StepTable(candidates, self.seconds, link)
-
-    def _candidate(self, note: TensorTimes) -> Candidate:
-        rebuilt = note.group == "rebuilt"
-        reads = note.ran if rebuilt else note.asked
-        asked = [self._own_time(first) for first, _ in reads]
-        candidate = Candidate(
-            key=note.key,
-            nbytes=note.nbytes,
-            saved=self._own_time(note.took[0]),
-            asked=min(asked, default=self.seconds),
-            coded=note.coded,
-            coding=self._sum(note.coding),
-            movable=rebuilt or note.group == "moved",
-        )
-        if rebuilt:
-            seconds = self._sum(note.ran)
-            candidate = replace(candidate, rebuild=seconds, extra=note.extra)
-        return candidate
-
-    def _spans(self) -> Iterator[tuple[Any, Any]]:
-        for note in self._notes:
-            yield note.took
-            # Decoding follows the read of its bytes; each has its own span.
-            yield from {*note.asked, *note.ran, *note.coding[1:]}
-
-    def _sum(self, spans: list[tuple[Any, Any]]) -> float:
-        return sum(self._clock.between(first, last) for first, last in spans)
-
-    def _at(self, moment: Any) -> float:
-        return self._clock.between(self._started, moment)
-
-    def _own_time(self, moment: Any) -> float:
-        """The program's own seconds from the step's beginning until a moment."""
-        at = self._at(moment)
-        return at - self._own[bisect_right(self._begun, at - 1e-9)]

@@ -8,9 +8,9 @@ from functools import cached_property
 
 from kedge.offload.engine.policy import Choice
 from kedge.offload.plan.predict import PredictedCost
-from kedge.offload.plan.tables import Limit, Link, StepTable, TensorKey, Treatment
+from kedge.offload.plan.tables import CallKey, Limit, Link, StepTable, TensorKey, Treatment
 
-_ORDER = (Choice.KEEP, Choice.REBUILD, Choice.MOVE, Choice.COMPRESS)
+_ORDER = (Choice.KEEP, Choice.REBUILD, Choice.RECOMPUTE, Choice.MOVE, Choice.COMPRESS)
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,21 @@ class OffloadPlan:
         """The choice for each saved tensor, and the bytes that it was planned for."""
         pairs = zip(self.table.candidates, self.treatments, strict=True)
         return {each.key: (treatment.choice, each.nbytes) for each, treatment in pairs}
+
+    @cached_property
+    def once(self) -> frozenset[CallKey]:
+        """The calls that are not run again, of those that may be."""
+        found = set()
+        for key, members in self.table.members.items():
+            if all(self.treatments[i].choice is not Choice.RECOMPUTE for i in members):
+                found.add(key)
+        return frozenset(found)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it treats no lump as tensors that are kept: see Note [Calls] in `measured_step`."""
+        pairs = zip(self.table.candidates, self.treatments, strict=True)
+        return not any(each.is_lump and one.choice is Choice.KEEP for each, one in pairs)
 
     @property
     def slowdown(self) -> float:

@@ -6,6 +6,11 @@ it is saved, and come back one after another in the order of their reads, from t
 forward pass. The rest of the outgoing queue at the end of the forward pass is exposed, since the
 memory is needed then; and so is the longest wait of backward. The prediction is a lower bound:
 reading ahead takes memory, which may be missing. Without such a link each move is exposed in full.
+
+# Note [Peaks]
+Most bytes are in memory at the end of the forward pass, or in backward, when a call has just been
+run again: then there are the bytes that were kept before it in the forward, and all that the call
+saves. What was kept after it is freed by then.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kedge.offload.engine.policy import Choice
 from kedge.offload.plan.tables import StepTable, Treatment
 
 
@@ -47,6 +53,10 @@ class Forecast:
         self._turn = float(self._saved.max(initial=0.0))
         self._order = np.argsort(self._asked, kind="stable")
         self._due = np.maximum(self._asked[self._order], self._turn)
+        self._whole: dict[int, int] = {}  # of each call, by the index of its first candidate
+        for members in table.members.values():
+            if members:
+                self._whole[members[0]] = sum(table.candidates[i].nbytes for i in members)
 
     def of(self, treatments: Sequence[Treatment]) -> PredictedCost:
         """Return the predicted cost of all choices."""
@@ -59,11 +69,17 @@ class Forecast:
             exposed=computing + waits,
         )
 
-    def peak(self, outcome: PredictedCost) -> int:
-        """Return the most bytes in memory: those that stay, and those on their way."""
+    def peak(self, outcome: PredictedCost, treatments: Sequence[Treatment]) -> int:
+        """Return the most bytes in memory: those that stay, and those on their way; see Note [Peaks]."""
+        most = before = 0
+        for i, treatment in enumerate(treatments):
+            before += treatment.kept
+            if treatment.choice is Choice.RECOMPUTE and i in self._whole:
+                most = max(most, before + self._whole[i])
+        most = max(most, outcome.kept)
         if self._link is None:
-            return outcome.kept
-        return outcome.kept + min(self._link.window, outcome.moved)
+            return most
+        return most + min(self._link.window, outcome.moved)
 
     def waits(self, moved: NDArray[np.float64]) -> float:
         """Return the seconds for which a step waits for the link; see Note [Exposed time].

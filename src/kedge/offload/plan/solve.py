@@ -5,6 +5,8 @@ All are kept at first. Then the solver treats, one by one, the tensor that frees
 each exposed second: first those that cost nothing, in the order in which they are saved, because
 the first saved is needed last. The sequence does not depend on the limit of memory, so a smaller
 limit only goes further along it. Under a limit of time the solver skips changes that do not fit.
+A call that is run again frees all that it saves, so its price falls with what is spent on its
+tensors one by one; at the end, calls that are cheaper run again than treated so are run again.
 The last saved tensors are needed first, so nothing hides their moves, and they are kept the
 longest.
 """
@@ -21,11 +23,11 @@ import numpy as np
 from kedge.offload.engine.policy import Choice
 from kedge.offload.plan.plan import OffloadPlan
 from kedge.offload.plan.predict import Forecast, PredictedCost
-from kedge.offload.plan.tables import Limit, StepTable, Treatment
+from kedge.offload.plan.tables import Limit, RepeatableCall, StepTable, Treatment
 
 _NOTHING = 1e-9
 """Seconds that are ignored, so that rounding decides nothing."""
-_RANKS = (Choice.REBUILD, Choice.MOVE, Choice.COMPRESS)
+_RANKS = (Choice.REBUILD, Choice.MOVE, Choice.RECOMPUTE, Choice.COMPRESS)
 """Choices in order of preference: no move without need, and no lossy codec without need."""
 
 
@@ -42,27 +44,44 @@ def solve(table: StepTable, limit: Limit, freed: float = math.inf) -> OffloadPla
     """
     forecast = Forecast(table)
     search = _Search(table, forecast)
+    treatments = search.treatments
     if limit.memory is not None:
-        for _ in search.steps(None):
-            if forecast.peak(search.outcome) <= limit.memory:
-                break
+        treatments = _within(limit.memory, search, forecast)
     else:
         assert limit.slowdown is not None  # noqa: S101 - one of the two is given
         most = (limit.slowdown - 1) * table.step
         for _ in search.steps(most, least=table.nbytes - freed):
             pass
 
-    outcome = forecast.of(search.treatments)
+    outcome = forecast.of(treatments)
     all_moved = forecast.of(_all_moved(table))
     return OffloadPlan(
         table=table,
         limit=limit,
-        treatments=tuple(search.treatments),
+        treatments=tuple(treatments),
         outcome=outcome,
-        peak=forecast.peak(outcome),
+        peak=forecast.peak(outcome, treatments),
         hidden=_hidden(table),
         everything=all_moved.exposed,
     )
+
+
+def _within(memory: int, search: _Search, forecast: Forecast) -> list[Treatment]:
+    """Return treatments whose peak is within a limit; without any, those of the least peak."""
+    least: float = math.inf
+    best: list[Treatment] = []
+    for _ in search.steps(None):
+        peak = forecast.peak(search.outcome, search.treatments)
+        if peak < least:
+            least = peak
+            best = list(search.treatments)
+        if peak <= memory:
+            break
+    for _ in search.cheaper_calls():
+        peak = forecast.peak(search.outcome, search.treatments)
+        if peak <= max(memory, least):
+            best = list(search.treatments)
+    return best
 
 
 def _all_moved(table: StepTable) -> list[Treatment]:
@@ -91,18 +110,18 @@ class _Step(NamedTuple):
 
     Attributes:
         price: Exposed seconds for each byte that it frees.
-        saved: When the tensor is saved.
-        which: The index of the tensor.
+        saved: When the first of the tensors is saved.
+        which: The indices of the tensors.
         rank: The preference of its choice, all else being equal.
-        treatment: The treatment of the tensor.
+        treatments: The treatment of each of the tensors.
         age: The number of changes made before the price was computed.
     """
 
     price: float
     saved: float
-    which: int
+    which: tuple[int, ...]
     rank: int
-    treatment: Treatment
+    treatments: tuple[Treatment, ...]
     age: int
 
 
@@ -131,24 +150,20 @@ class _Search:
             most: The seconds that may be exposed; None for no limit.
             least: Beside such a limit, the bytes that have to stay.
         """
-        heap: list[_Step] = []
-        for i, each in enumerate(self._table.candidates):
-            treatments = each.treatments(self._table.link)
-            allowed = [one for one in treatments if self._only in (None, one.choice)]
-            heap += [self._priced(i, one, 0) for one in allowed]
+        heap = [self._priced(step, 0) for step in self._possible()]
         heapq.heapify(heap)
 
         age = 0
         while heap:
             best = heapq.heappop(heap)
-            now = self.treatments[best.which]
-            if best.treatment.kept >= now.kept:
+            if not self._frees(best):
                 continue
-            is_fixed = self._additive and now.choice is Choice.KEEP
+            now = [self.treatments[i].choice for i in best.which]
+            is_fixed = self._additive and set(now) == {Choice.KEEP}
             if best.age < age and not is_fixed:
-                # The price may have changed: with the other moves, or as the tensor is no longer
+                # The price may have changed: with the other moves, or as the tensors are no longer
                 # kept whole.
-                best = self._priced(best.which, best.treatment, age)
+                best = self._priced(best, age)
                 if heap and best > heap[0]:
                     heapq.heappush(heap, best)
                     continue
@@ -161,31 +176,73 @@ class _Search:
             age += 1
         yield
 
+    def cheaper_calls(self) -> Iterator[None]:
+        """Iterator that runs calls again where that takes less time than what is done instead; yields after each."""
+        for call in self._table.calls:
+            step = self._call_step(call)
+            if step is None or not self._frees(step):
+                continue
+            if self._with(step).exposed < self.outcome.exposed - _NOTHING:
+                self._make(step)
+                yield
+
+    def _possible(self) -> Iterator[_Step]:
+        """Every change from keeping a tensor, or the tensors of a call; not priced yet."""
+        for i, each in enumerate(self._table.candidates):
+            for one in each.treatments(self._table.link):
+                if self._only in (None, one.choice):
+                    rank = _RANKS.index(one.choice)
+                    yield _Step(0.0, each.saved, (i,), rank, (one,), 0)
+        if self._only is None:
+            for call in self._table.calls:
+                step = self._call_step(call)
+                if step is not None and self._frees(step):
+                    yield step
+
+    def _call_step(self, call: RepeatableCall) -> _Step | None:
+        members = self._table.members[call.key]
+        if not members:
+            return None
+        saved = self._table.candidates[members[0]].saved
+        rank = _RANKS.index(Choice.RECOMPUTE)
+        treatments = tuple(call.treatments(len(members)))
+        return _Step(0.0, saved, tuple(members), rank, treatments, 0)
+
+    def _frees(self, step: _Step) -> bool:
+        """Whether a change frees bytes; there is none for the tensors of a call that is run again."""
+        now = [self.treatments[i] for i in step.which]
+        if any(one.choice is Choice.RECOMPUTE for one in now):
+            return False
+        return sum(one.kept for one in step.treatments) < sum(one.kept for one in now)
+
     def _make(self, step: _Step) -> None:
         self.outcome = self._with(step)
-        self._seconds += step.treatment.seconds - self.treatments[step.which].seconds
-        self._moved[step.which] = step.treatment.moved
-        self.treatments[step.which] = step.treatment
+        for i, treatment in zip(step.which, step.treatments, strict=True):
+            self._seconds += treatment.seconds - self.treatments[i].seconds
+            self._moved[i] = treatment.moved
+            self.treatments[i] = treatment
 
     def _with(self, step: _Step) -> PredictedCost:
         """Return the predicted cost after a change."""
-        before, after = self.treatments[step.which], step.treatment
-        self._moved[step.which] = after.moved
+        kept = self.outcome.kept
+        moved = self.outcome.moved
+        seconds = self._seconds
+        for i, after in zip(step.which, step.treatments, strict=True):
+            before = self.treatments[i]
+            kept += after.kept - before.kept
+            moved += after.moved - before.moved
+            seconds += after.seconds - before.seconds
+            self._moved[i] = after.moved
         waits = self._forecast.waits(self._moved)
-        self._moved[step.which] = before.moved
-        return PredictedCost(
-            self.outcome.kept + after.kept - before.kept,
-            self.outcome.moved + after.moved - before.moved,
-            self._seconds + after.seconds - before.seconds + waits,
-        )
+        for i in step.which:
+            self._moved[i] = self.treatments[i].moved
+        return PredictedCost(kept, moved, seconds + waits)
 
-    def _priced(self, index: int, treatment: Treatment, age: int) -> _Step:
-        candidate = self._table.candidates[index]
-        rank = _RANKS.index(treatment.choice)
-        step = _Step(0.0, candidate.saved, index, rank, treatment, age)
-
+    def _priced(self, step: _Step, age: int) -> _Step:
+        """Return a change with its price now."""
+        after = self._with(step)
         price = 0.0
-        shows = self._with(step).exposed - self.outcome.exposed
+        shows = after.exposed - self.outcome.exposed
         if abs(shows) >= _NOTHING:
-            price = shows / (self.treatments[index].kept - treatment.kept)
-        return step._replace(price=float(f"{price:.6g}"))
+            price = shows / (self.outcome.kept - after.kept)
+        return step._replace(price=float(f"{price:.6g}"), age=age)

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from kedge.offload.engine.policy import Choice
+
+LUMP = -1
+"""The number in the key of a candidate that stands for all tensors of a call."""
+
+
+class CallKey(NamedTuple):
+    """The key of a call of a module that may be run again, the same in each step.
+
+    Attributes:
+        path: The module.
+        nth: The number of the call among those of this module in the step.
+    """
+
+    path: str
+    nth: int
 
 
 class TensorKey(NamedTuple):
@@ -17,11 +33,13 @@ class TensorKey(NamedTuple):
         number: The number of the tensor in that module.
         nth: The number among the step's tensors with the same path and number, for a module that is
             called several times.
+        call: The call that saves it, if that may be run again; `number` counts within it then.
     """
 
     path: str | None
     number: int
     nth: int = 0
+    call: CallKey | None = None
 
 
 class Treatment(NamedTuple):
@@ -66,6 +84,11 @@ class Candidate:
     coding: float = 0.0
     movable: bool = True
 
+    @property
+    def is_lump(self) -> bool:
+        """Whether it stands for all tensors of a call, which has only been seen run again."""
+        return self.key.number == LUMP
+
     def treatments(self, link: Link | None) -> Iterator[Treatment]:
         """The treatments other than keeping."""
         if self.rebuild is not None and self.extra < self.nbytes:
@@ -99,6 +122,26 @@ class Link:
     window: int = 0
 
 
+class RepeatableCall(NamedTuple):
+    """A call of a module that may be run again in place of keeping what it saves.
+
+    Attributes:
+        key: Its key.
+        seconds: The seconds that its second run takes.
+        kept: The bytes that have to be kept for it, its inputs, beside the other candidates.
+    """
+
+    key: CallKey
+    seconds: float
+    kept: int = 0
+
+    def treatments(self, number: int) -> Iterator[Treatment]:
+        """The treatments of the tensors that it saves, so many of them: together they have its cost."""
+        yield Treatment(Choice.RECOMPUTE, self.kept, seconds=self.seconds)
+        for _ in range(number - 1):
+            yield Treatment(Choice.RECOMPUTE, 0)
+
+
 @dataclass(frozen=True)
 class StepTable:
     """The measurements of a step that a planner works on.
@@ -107,16 +150,28 @@ class StepTable:
         candidates: Its saved tensors, in the order in which they are saved.
         step: The seconds that the step takes with all of them kept.
         link: The link to the store; None without a store.
+        calls: The calls that may be run again.
     """
 
     candidates: tuple[Candidate, ...]
     step: float
     link: Link | None = None
+    calls: tuple[RepeatableCall, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """The bytes of all saved tensors."""
         return sum(each.nbytes for each in self.candidates)
+
+    @cached_property
+    def members(self) -> dict[CallKey, list[int]]:
+        """The candidates that each call saves, by their indices."""
+        found: dict[CallKey, list[int]] = {call.key: [] for call in self.calls}
+        for i, each in enumerate(self.candidates):
+            call = each.key.call
+            if call is not None and call in found:
+                found[call].append(i)
+        return found
 
 
 class Limit(NamedTuple):

@@ -9,8 +9,11 @@ wait for a copy also lies between two of them.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +21,7 @@ from torch import Tensor
 
 from kedge.offload.codecs.codec import Codec
 from kedge.offload.held.handle import Handle
-from kedge.offload.plan.tables import TensorKey
+from kedge.offload.plan.tables import CallKey, TensorKey
 from kedge.offload.rebuild.recipe import Cost, Find, HandleOf, Recipe
 from kedge.offload.stores.store import Store, StoreSlot
 from kedge.torch_internals import accelerators
@@ -77,6 +80,72 @@ def clock_of(device: torch.device) -> TimingClock:
     return HostClock()
 
 
+class CallTimes:
+    """A call of a module that may be run again, and its measurements in a timed step.
+
+    Attributes:
+        key: Its key.
+        again: Whether it is run again in backward.
+        nbytes: Of a call that is run again, the bytes that it saved and did not keep.
+        inputs: The bytes of its inputs.
+        lasted: The span of the call in the forward; None outside of a timed step.
+        ran: The span of each second run.
+    """
+
+    __slots__ = ("_saved", "_timings", "again", "inputs", "key", "lasted", "nbytes", "ran")
+
+    def __init__(self, key: CallKey, timings: Timings, *, again: bool) -> None:
+        self.key = key
+        self.again = again
+        self.nbytes = 0
+        self.inputs = 0
+        self.lasted: Span | None = None
+        self.ran: list[Span] = []
+        self._saved: Counter[str | None] = Counter()
+        self._timings = timings
+
+    def begin(self) -> None:
+        """Begin the call, and to time it in a timed step; what this thread saves from now on is its own."""
+        timings = self._timings
+        timings.thread.call = self
+        if timings.started is not None:
+            begun = timings.clock.mark()
+            self.lasted = begun, begun
+            timings.calls.append(self)
+
+    def end(self, nbytes: int = 0, inputs: int = 0) -> None:
+        """End the call."""
+        self.nbytes = nbytes
+        self.inputs = inputs
+        self._timings.thread.call = None
+        if self.lasted is not None:
+            self.lasted = self.lasted[0], self._timings.clock.mark()
+
+    def key_of(self, path: str | None) -> TensorKey:
+        """Return the key of the next tensor that it saves."""
+        number = self._saved[path]
+        self._saved[path] = number + 1
+        return TensorKey(path, number, call=self.key)
+
+    @contextmanager
+    def second_run(self) -> Iterator[None]:
+        """Context around the second run."""
+        if self.lasted is None:
+            yield
+            return
+        begun = self._timings.clock.mark()
+        try:
+            yield
+        finally:  # PyTorch ends a second run by an exception
+            self.ran.append((begun, self._timings.clock.mark()))
+
+
+class _Thread(threading.local):
+    """The call that is running on each thread, of those that may be run again."""
+
+    call: CallTimes | None = None
+
+
 class TensorTimes:
     """The measurements of one saved tensor.
 
@@ -115,10 +184,14 @@ class Timings:
         device: The device of the tensor saved last.
         started: When the step began; None outside of a timed step.
         notes: The times of the step's tensors.
+        calls: The times of its calls of modules that may be run again.
+        thread: The one that is running on this thread.
     """
 
     def __init__(self) -> None:
         self.current: TensorTimes | None = None
+        self.calls: list[CallTimes] = []
+        self.thread = _Thread()
         self.clock: TimingClock = HostClock()
         self.device = torch.device("cpu")
         self.started: Any = None
@@ -129,11 +202,13 @@ class Timings:
         self.clock = clock_of(self.device)
         self.started = self.clock.mark()
         self.notes = []
+        self.calls = []
 
     def end_step(self) -> None:
         """Stop timing."""
         self.started = None
         self.notes = []
+        self.calls = []
 
     def begin_tensor(self, key: TensorKey, nbytes: int) -> None:
         """Begin to time the saving of a tensor, in a timed step."""

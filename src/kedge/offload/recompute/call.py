@@ -15,8 +15,8 @@ module's output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointError
 
 from kedge.errors import KedgeError, RecomputedWrong
+from kedge.offload.engine.policy import PlannedCall
 from kedge.offload.held.raw_bytes import Digest, digest, is_comparable, plain
 from kedge.offload.outcomes import ModuleAccount
 from kedge.offload.recompute.inputs import CallInputs
@@ -53,6 +54,7 @@ class RecomputedCall:
         inputs: The inputs.
         changing: What is known of the buffers that calls of the module change.
         again: A context in which the next call of the module is the second run of this one.
+        planned: What was planned for it.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class RecomputedCall:
         changing: ChangingTensors,
         row: ModuleAccount,
         again: Callable[[RecomputedCall], AbstractContextManager[None]],
+        planned: PlannedCall | None = None,
         *,
         proven: bool,
     ) -> None:
@@ -72,14 +75,15 @@ class RecomputedCall:
         self._inputs = inputs
         self.row = row
         self._again = again
+        self._planned = planned
         self._state = ModuleState(module, path, changing, whole=proven)
         self._output: list[Digest | None] | None = None
         self._seen: dict[int, StorageWeakRef] = {}
-        self._resident: set[int] = set()
         self._nbytes = 0
-        for tensor in (*inputs.tensors, *self._state.tensors()):
-            if type(tensor) in _KINDS and tensor.layout is torch.strided:
-                self._resident.add(identity_of(tensor.untyped_storage()))
+        own = _storages(self._state.tensors())
+        given = _storages(inputs.tensors)
+        self._resident = own.keys() | given.keys()
+        self._given = sum(nbytes for number, nbytes in given.items() if number not in own)
 
     def is_around(self, module: nn.Module) -> bool:
         """Whether a module is the called one, or inside it."""
@@ -113,6 +117,8 @@ class RecomputedCall:
         """
         self._seen = {}
         self._resident = set()
+        if self._planned is not None:
+            self._planned.end(self._nbytes, self._given)
         if raised:
             return
         if not in_backward():  # else it is a part of another second run
@@ -126,7 +132,11 @@ class RecomputedCall:
         """Run the call again, given the tensors among its inputs."""
         with own_work():
             self._state.check()
+        around: AbstractContextManager[None] = nullcontext()
+        if self._planned is not None:
+            around = self._planned.second_run()
         with (
+            around,
             self._inputs.put_together(tensors) as (args, kwargs),
             self._again(self),
             self._state.in_place(),
@@ -185,6 +195,16 @@ class RecomputedCall:
             "change a copy instead, or leave the module out of recompute=; "
             "tensors that are moved, as with to=kedge.Disk(), may be changed"
         )
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Return the bytes of each storage of some tensors, by its number."""
+    found = {}
+    for tensor in tensors:
+        if type(tensor) in _KINDS and tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            found[identity_of(storage)] = storage.nbytes()
+    return found
 
 
 def _digests(output: Any) -> list[Digest | None]:

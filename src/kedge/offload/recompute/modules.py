@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,11 +26,12 @@ from torch import nn
 
 from kedge.hooks.placing.call_brackets import bracket
 from kedge.hooks.placing.module_calls import OpenCalls
+from kedge.offload.engine.policy import PlannedCall
 from kedge.offload.outcomes import OffloadAccount
 from kedge.offload.recompute.call import RecomputedCall
 from kedge.offload.recompute.inputs import CallInputs
 from kedge.offload.recompute.state import ChangingTensors
-from kedge.torch_internals.checkpoint import BegunCheckpoint, Stopped
+from kedge.torch_internals.checkpoint import BegunCheckpoint, Stopped, is_in_checkpoint
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.modes import has_data, is_transforming, is_under_jit
 from kedge.torch_internals.module_calls import has_raised, module_frame
@@ -60,14 +61,16 @@ class _Run(NamedTuple):
     """A run of a call of a named module.
 
     Attributes:
-        call: The call.
         frame: The id of the frame of the module's call.
+        call: The call; None if it is not to be run again.
         checkpoint: The checkpoint; None for a second run.
+        planned: What was planned for it; None: it is run again in any case.
     """
 
-    call: RecomputedCall
     frame: int
+    call: RecomputedCall | None
     checkpoint: BegunCheckpoint | None = None
+    planned: PlannedCall | None = None
 
 
 class _Calls(OpenCalls[_Run | None]):
@@ -81,9 +84,12 @@ class _Calls(OpenCalls[_Run | None]):
         for note in reversed(self.notes[at:]):
             if note is None:
                 continue
-            _frames.taken.discard(note.frame)
+            if note.call is not None:
+                _frames.taken.discard(note.frame)
             if note.checkpoint is not None:
                 note.checkpoint.abandon()
+            if note.planned is not None:
+                note.planned.end()
         return super().cut(at)
 
 
@@ -108,10 +114,17 @@ class RecomputedModules:
     Args:
         modules: The modules, by their paths.
         account: Counts their calls.
+        plan: Returns what is planned for a call of the module with a path that begins.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], account: OffloadAccount) -> None:
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        account: OffloadAccount,
+        plan: Callable[[str], PlannedCall | None],
+    ) -> None:
         self._account = account
+        self._plan = plan
         self._thread = _Thread()
         self._named = {path: NamedModule(path, module, self) for path, module in modules.items()}
         self._forwards = 0
@@ -139,7 +152,7 @@ class RecomputedModules:
         again = thread.next
         if again is not None and again.module is module:
             thread.next = None
-            calls.begin(module, _Run(again, id(around)))
+            calls.begin(module, _Run(id(around), again))
             _frames.taken.add(id(around))
             return
         if calls.called:
@@ -152,6 +165,11 @@ class RecomputedModules:
             calls.begin(module, None)
             return
 
+        planned = self._planned(named.path)
+        if planned is not None and not planned.again:
+            planned.begin()
+            calls.begin(module, _Run(id(around), None, planned=planned))
+            return
         with own_work():
             call = RecomputedCall(
                 module,
@@ -160,6 +178,7 @@ class RecomputedModules:
                 named.changing,
                 self._account.row(named.path),
                 self._as_second_run,
+                planned,
                 proven=self._is_proven(named),
             )
             tensors = inputs.take()
@@ -172,13 +191,29 @@ class RecomputedModules:
             see=call.see,
             explained=call.explained,
         )
-        calls.begin(module, _Run(call, id(around), checkpoint))
+        calls.begin(module, _Run(id(around), call, checkpoint, planned))
         _frames.taken.add(id(around))
+        if planned is not None:
+            planned.begin()
+
+    def _planned(self, path: str) -> PlannedCall | None:
+        """Return what is planned for a call that begins.
+
+        Only the outermost of the named modules' calls are planned, and none in a checkpoint of the
+        program: a second run of it has to find inside what the first one did.
+        """
+        if any(self._thread.open.notes) or is_in_checkpoint():
+            return None
+        return self._plan(path)
 
     def end(self, module: nn.Module, output: Any) -> None:
         """End a call of a module."""
         note = self._thread.open.end(module)
         if note is None:
+            return
+        if note.call is None:
+            assert note.planned is not None  # noqa: S101 - see `begin`
+            note.planned.end()
             return
         _frames.taken.discard(note.frame)
         raised = has_raised(module)

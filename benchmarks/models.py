@@ -1,4 +1,4 @@
-"""The two models of the benchmarks: sized like ResNet-18 and like a small GPT-2, written out in plain PyTorch."""
+"""The models of the benchmarks, written out in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -183,6 +183,85 @@ class GPT(nn.Module):
         """Map word numbers [n, t] to logits [n, t, words]."""
         places = torch.arange(words.shape[1], device=words.device)
         return self.head(self.ln_f(self.h(self.wte(words) + self.wpe(places))))
+
+
+class Encoder(nn.Module):
+    """One layer of a vision transformer: attention of all patches, then two linear ones."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [n, patches, width] to the same."""
+        inside = self.norm1(x)
+        x = x + self.attention(inside, inside, inside, need_weights=False)[0]
+        return x + self.mlp(self.norm2(x))
+
+
+class ViT(nn.Module):
+    """A vision transformer."""
+
+    def __init__(
+        self, layers: int, width: int, heads: int, size: int, patch: int = 8, classes: int = 1000
+    ) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.places = nn.Parameter(torch.randn(1, (size // patch) ** 2, width) * 0.02)
+        self.layers = nn.ModuleList(Encoder(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [n, 3, size, size] to [n, classes]."""
+        x = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x).mean(1))
+
+
+class Twice(nn.Sequential):
+    """Two 3x3 convolutions, each with batch norm and ReLU."""
+
+    def __init__(self, inside: int, width: int) -> None:
+        super().__init__(
+            nn.Conv2d(inside, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+        )
+
+
+class UNet(nn.Module):
+    """A U-Net: each level of the way down is an input of that level of the way up."""
+
+    def __init__(self, width: int, levels: int, classes: int = 10) -> None:
+        super().__init__()
+        widths = [width << level for level in range(levels)]
+        self.down = nn.ModuleList(map(Twice, [3, *widths], widths))
+        self.up = nn.ModuleList(
+            Twice(wide + narrow, narrow) for narrow, wide in zip(widths, widths[1:], strict=False)
+        )
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [n, 3, h, w] to [n, h, w, classes]."""
+        beside = []
+        for level, block in enumerate(self.down):
+            if level:
+                x = F.max_pool2d(x, 2)
+            x = block(x)
+            beside.append(x)
+        for block, other in zip(reversed(self.up), reversed(beside[:-1]), strict=True):
+            x = block(torch.cat([other, F.interpolate(x, scale_factor=2)], 1))
+        return self.head(x).permute(0, 2, 3, 1)
 
 
 def resnet(batch: int = 8, size: int = 96) -> tuple[nn.Module, Tensor, Tensor]:

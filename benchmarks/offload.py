@@ -14,7 +14,7 @@ round is its time over that of the bare run in the same round. Printed are media
     python benchmarks/offload.py --limit 1500MB --models resnet50-16    # in a memory cgroup, where bare is killed: time is
                                                                         # over the first case that
                                                                         # is not
-    python benchmarks/offload.py --frontier [--models gpt,resnet] [--rounds 15] [--picture out.svg]    # see frontier.py
+    python benchmarks/offload.py --frontier [--models gpt,resnet] [--rounds 15] [--compiled] [--picture out.svg]    # see frontier.py
 
 "the tutorials' way" writes each tensor with `torch.save` to a file of its own and loads it with
 `torch.load`, as the tutorials on saved-tensor hooks do. Every case but the lossy ones must end with
@@ -358,9 +358,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", help="resnet50,resnet152,gpt,llama; with --frontier gpt,resnet")
+    parser.add_argument(
+        "--models", help="resnet50,resnet152,gpt,llama; with --frontier gpt,resnet,vit,unet"
+    )
     parser.add_argument(
         "--frontier", action="store_true", help="time against memory, beside PyTorch's own ways"
+    )
+    parser.add_argument(
+        "--compiled", action="store_true", help="with --frontier: the compiler's budgets as well"
     )
     parser.add_argument("--picture", help="with --frontier: where to write an SVG of each model")
     parser.add_argument("--cases", default="", help="names of cases, with ; between them; all")
@@ -382,7 +387,7 @@ def main() -> None:
     if args.frontier:
         import frontier  # noqa: PLC0415 - it imports Kedge, which the processes of the cases do not all load
 
-        frontier.main(args, (args.models or "gpt,resnet").split(","))
+        frontier.main(args, (args.models or "gpt,resnet,vit,unet").split(","))
         return
     random.seed(0)
     print(f"torch {torch.__version__}, saved tensors from {MIN_BYTES // 1024} KB up")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the field's name for it
@@ -247,7 +249,7 @@ class UNet(nn.Module):
         widths = [width << level for level in range(levels)]
         self.down = nn.ModuleList(map(Twice, [3, *widths], widths))
         self.up = nn.ModuleList(
-            Twice(wide + narrow, narrow) for narrow, wide in zip(widths, widths[1:], strict=False)
+            Twice(wide + narrow, narrow) for narrow, wide in itertools.pairwise(widths)
         )
         self.head = nn.Conv2d(width, classes, 1)
 

@@ -14,7 +14,8 @@ round is its time over that of the bare run in the same round. Printed are media
     python benchmarks/offload.py --limit 1500MB --models resnet50-16    # in a memory cgroup, where bare is killed: time is
                                                                         # over the first case that
                                                                         # is not
-    python benchmarks/offload.py --frontier [--models gpt,resnet] [--rounds 15] [--compiled] [--picture out.svg]    # see frontier.py
+    python benchmarks/offload.py --frontier [--models gpt,resnet] [--rounds 15] [--compiled] [--picture out.svg]
+                                                                        # see frontier.py
 
 "the tutorials' way" writes each tensor with `torch.save` to a file of its own and loads it with
 `torch.load`, as the tutorials on saved-tensor hooks do. Every case but the lossy ones must end with

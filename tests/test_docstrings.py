@@ -21,7 +21,7 @@ def meant(name):
     if name == "offload":
         from kedge.offload.offload import offload as found
     elif name == "sites":
-        from kedge.sites.table import sites as found
+        from kedge.examination.model_sites import sites as found
     return found
 
 

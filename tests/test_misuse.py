@@ -216,7 +216,10 @@ WRONG = [
     ("kedge.select(model, 'relu')", "too many positional arguments; it takes text;"),
     ("kedge.sites()", "missing a required argument: 'model'; use it as in: kedge.sites(model)"),
     ("kedge.sites(Net)", "not the class Net; create the model first"),
-    ("kedge.sites(model, 'relu')", "too many positional arguments; it takes model;"),
+    (
+        "kedge.sites(model, 'relu')",
+        "arguments of its call, as in kedge.sites(model, x); for the sites of",
+    ),
     ("kedge.Recording('run.kedge')", "use it as in: kedge.Recording.open("),
     ("kedge.Recording.open(model)", "Recording.open(the module Net): give the folder"),
     ("kedge.Finding()", "missing a required argument: 'code'"),

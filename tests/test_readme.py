@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INTERFACE = (ROOT / "docs/reference/interface.md").read_text(encoding="utf-8")
 COMING = (ROOT / "docs/how-to/coming-from.md").read_text(encoding="utf-8")
-ROWS = COMING.partition("<!-- every line is tested -->\n\n")[2].partition("\n\n")[0].splitlines()[2:]
+ROWS = (
+    COMING.partition("<!-- every line is tested -->\n\n")[2].partition("\n\n")[0].splitlines()[2:]
+)
 LINES = [re.fullmatch(r"`([^`]+)`", row.split(" | ")[1])[1] for row in ROWS]
 
 
@@ -31,7 +33,9 @@ def test_every_public_name_is_shown():
 
 def test_the_readme_is_read_in_three_minutes():
     """What it says, without code, tables and addresses, is at most 600 words."""
-    text = re.sub(r"^```.*?^```$|<!--.*?-->|\]\([^)]*\)", "", README, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```$|<!--.*?-->|\]\([^)]*\)", "", README, flags=re.MULTILINE | re.DOTALL
+    )
 
     assert len(re.findall(r"[\w'-]+", text)) <= 600
 

@@ -21,6 +21,7 @@ _HOME = {
     "actions.packed": ("packed",),
     "actions.record": ("record",),
     "examination.examine": ("examine",),
+    "examination.model_sites": ("sites",),
     "features.extract": ("extract",),
     "hooks.everywhere": ("everywhere",),
     "hooks.firing.schedule": ("at", "every"),
@@ -34,7 +35,6 @@ _HOME = {
     "offload.saved_tensors": ("saved",),
     "rules.rule": ("Finding",),
     "sites.select": ("select",),
-    "sites.table": ("sites",),  # as above
     "store.recording": ("Recording",),
     "watch.run.block": ("watch",),
 }

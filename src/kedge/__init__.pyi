@@ -12,6 +12,7 @@ from kedge.actions.measure.meter import measure as measure
 from kedge.actions.packed import packed as packed
 from kedge.actions.record import record as record
 from kedge.examination.examine import examine as examine
+from kedge.examination.model_sites import sites as sites
 from kedge.features.extract import extract as extract
 from kedge.hooks.everywhere import everywhere as everywhere
 from kedge.hooks.firing.schedule import at as at
@@ -28,7 +29,6 @@ from kedge.offload.offload import offload as offload
 from kedge.offload.saved_tensors import saved as saved
 from kedge.rules.rule import Finding as Finding
 from kedge.sites.select import select as select
-from kedge.sites.table import sites as sites
 from kedge.store.recording import Recording as Recording
 from kedge.watch.run.block import watch as watch
 

@@ -231,3 +231,24 @@ def test_torch_is_imported_by_the_program_itself(kedge: Kedge, script: Script) -
         ["ones", "1"],
         ["exp", "1"],
     ]
+
+
+def test_what_each_module_takes_is_listed_if_asked_for(kedge: Kedge, script: Script) -> None:
+    """With the inputs that the program gave; a model that is not alone has its own table."""
+    done = kedge("sites", "--costs", script(TWO))
+
+    assert (done.stderr, done.returncode) == ("training\n", 0)
+    assert [line.split()[0] for line in done.stdout.splitlines() if line] == [
+        "Net", "path", '""', "fc", "total:", "Tanh", "path", '""', "total:",
+    ]  # fmt: skip
+    documents = json.loads(kedge("sites", "--costs", "--json", script(TWO)).stdout)
+    assert [row["multiply_adds"] for row in documents[0]["costs"]] == [2, 2]
+    assert documents[0]["costs"][1]["outputs"] == [[1, 1]]
+
+
+def test_costs_go_with_no_other_list(kedge: Kedge, script: Script) -> None:
+    """The error says which option to leave out."""
+    done = kedge("sites", "--costs", "--ops", script(TWO))
+
+    assert done.returncode == 2
+    assert "--costs is about all modules of a model: leave --ops out" in done.stderr

@@ -22,6 +22,8 @@ from kedge.stderr import messenger
 from kedge.watch.run.options import WatchOptions
 
 if TYPE_CHECKING:
+    from kedge.examination.model_inputs import ModelInputs
+    from kedge.examination.module_costs import ModelCosts
     from kedge.inspection.function_operations import OutsideListing
     from kedge.inspection.operations import Listing
     from kedge.sites.table import SiteRow, Sites
@@ -36,10 +38,15 @@ class SitesCommand:
     The program runs as under python until the end of its first step, and is then stopped.
     Its output goes to stderr, so that stdout contains only the list. With --ops, a program
     that calls no module gets a list of its operations, with statistics of their results.
+    With --costs, each model is called some times more with the inputs of its first call, for
+    the parameters, output shapes, multiply-adds, bytes saved for backward and time of each module.
 
     --json prints a list of objects:
       [{"model", "parameters", "prefix",
         "sites": [{"path", "type", "shape", "kinds", "also", "trainable"}, ...]}, ...]
+    and with --costs, in place of "sites":
+      "costs": [{"path", "type", "calls", "parameters", "trainable", "outputs",
+                 "multiply_adds", "saved", "forward"}, ...]
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -50,6 +57,14 @@ class SitesCommand:
             help=(
                 "also list the operations in each forward, "
                 "or of a program without modules, with shapes and lines"
+            ),
+        )
+        parser.add_argument(
+            "--costs",
+            action="store_true",
+            help=(
+                "what each module takes: parameters, output shapes, multiply-adds, "
+                "bytes saved for backward, time of its forward"
             ),
         )
         parser.add_argument(
@@ -71,11 +86,18 @@ class SitesCommand:
             args.parser.refuse("--json lists only sites: leave --ops out")
         if args.ops and args.sites:
             args.parser.refuse("--sites chooses no operations: leave --ops out")
+        for name, given in (("--ops", args.ops), ("--sites", args.sites)):
+            if args.costs and given:
+                args.parser.refuse(f"--costs is about all modules of a model: leave {name} out")
         program = program_of(args)
         program.check()
         if args.sites is not None:
             check_selector(args.sites)
-        held: list[Any] = ModelListings() if args.ops else []
+        held: list[Any] = []
+        if args.ops:
+            held = ModelListings()
+        elif args.costs:
+            held = ModelCalls()
         watching = Watching(FirstStepSink(), WatchOptions(every=1), messenger(), holding=held)
         watching.begin()
         outside = held.outside() if isinstance(held, ModelListings) else nullcontext()
@@ -85,7 +107,7 @@ class SitesCommand:
                 await_threads()
         make_writable()
         if args.json:
-            return _print_documents(watching.watch, args.sites, ending)
+            return _print_documents(watching.watch, held, args.sites, ending)
         tables = list(_tables(watching.watch, held, args.sites, folded=not args.all))
         if not tables:
             nothing = _NOTHING
@@ -180,6 +202,34 @@ class ModelListings(list[Any]):
         listing.add(model, begun=True)
 
 
+class ModelCalls(list[Any]):
+    """The models that a program calls, each with the inputs of its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: dict[int, ModelInputs] = {}
+
+    def append(self, model: Any) -> None:
+        """Add a model whose first call has begun."""
+        from kedge.examination.model_inputs import ModelInputs
+        from kedge.hooks.placing.module_calls import given_to
+
+        super().append(model)
+        call = given_to(model)
+        if call:
+            self.inputs[id(model)] = ModelInputs.of_call(model, *call).apart()
+
+    def costs(self, root: RootModule) -> ModelCosts | None:
+        """Return what the modules of a root take; None if it has no module, or was not called."""
+        from kedge.examination.module_costs import costs_of
+
+        model = root.module()
+        inputs = self.inputs.get(id(model))
+        if model is None or inputs is None:
+            return None
+        return costs_of(model, inputs.args, dict(inputs.kwargs))
+
+
 def _tables(
     watch: Watcher | None, held: list[Any], text: str | None, *, folded: bool
 ) -> Iterator[str]:
@@ -191,7 +241,11 @@ def _tables(
         if root.prefix:
             about += f", recorded as {root.prefix}.*"
         head = f"{root.types['']} ({about})"
-        if rows:
+        if isinstance(held, ModelCalls):
+            costs = held.costs(root)
+            if costs is not None:
+                yield f"{head}\n\n{costs.table(folded=folded)}"
+        elif rows:
             yield f"{head}\n\n{rows.table(folded=folded)}"
             if isinstance(held, ModelListings) and id(model) in held.operations:
                 listing = held.operations[id(model)]
@@ -205,11 +259,12 @@ def _tables(
 
 def _print_documents(
     watch: Watcher | None,
+    held: list[Any],
     text: str | None,
     ending: Ending,
 ) -> int | Ending:
     """Print the list as JSON, also if it is empty; returns the exit status, or how the program ended."""
-    documents = list(_documents(watch, text))
+    documents = list(_documents(watch, held, text))
     print_json(documents)
     if not documents:
         messenger()(_NOTHING)
@@ -217,7 +272,9 @@ def _print_documents(
     return 0 if isinstance(ending.error, FirstStepTaken) else ending
 
 
-def _documents(watch: Watcher | None, text: str | None) -> Iterator[dict[str, Any]]:
+def _documents(
+    watch: Watcher | None, held: list[Any], text: str | None
+) -> Iterator[dict[str, Any]]:
     if watch is None:  # as in `_tables`
         return
     for root, rows in _listed(watch, text):
@@ -226,7 +283,12 @@ def _documents(watch: Watcher | None, text: str | None) -> Iterator[dict[str, An
             "parameters": root.parameters,
             "prefix": root.prefix or None,
         }
-        yield {**about, "sites": [asdict(row) for row in rows]}
+        if not isinstance(held, ModelCalls):
+            yield {**about, "sites": [asdict(row) for row in rows]}
+            continue
+        costs = held.costs(root)
+        if costs is not None:
+            yield {**about, "costs": [asdict(row) for row in costs]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,13 +314,13 @@ def _listed(watch: Watcher, text: str | None) -> list[tuple[RootModule, Sites]]:
         NoSuchSite: A part of the text selects nothing.
     """
     from kedge.sites.filters import chosen_sites
-    from kedge.sites.table import Sites, sites
+    from kedge.sites.table import Sites, sites_of
 
     listed: list[tuple[RootModule, Sites]] = []
     every: list[RowSite] = []
     for root in watch.models.roots:
         model = root.module()
-        rows = Sites(tuple(_loose(watch, root))) if model is None else sites(model)
+        rows = Sites(tuple(_loose(watch, root))) if model is None else sites_of(model)
         listed.append((root, rows))
         every += _row_sites(root, rows)
     if text is None or not every:

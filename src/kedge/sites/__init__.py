@@ -7,4 +7,4 @@ be called.
 
 from kedge.calls.called_package import make_callable
 
-make_callable("kedge.sites", "kedge.sites.table")
+make_callable("kedge.sites", "kedge.examination.model_sites")

@@ -1,4 +1,4 @@
-"""The sites of a model: `sites`, a printable table."""
+"""The sites of a model, as a printable table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from kedge import notebook
-from kedge.calls.arguments import called_as
 from kedge.sites.folding import Folding
 from kedge.sites.select import ModelLayout, runs
 from kedge.sites.site import MODULE_KINDS, PARAM_KINDS
@@ -112,24 +111,8 @@ def _kinds(row: SiteRow) -> str:
     return text
 
 
-@called_as("kedge.sites(model)")
-def sites(model: nn.Module) -> Sites:
-    """List every place of a model that can be hooked: each module that can be called, and each parameter.
-
-    Lists and dicts of modules are left out, because they are never called. A module or parameter
-    with several names has one row, under its first name.
-
-    Args:
-        model: The model.
-
-    Returns:
-        The places, as a table that prints.
-
-    Examples:
-        >>> print(kedge.sites(torch.nn.ReLU()))
-        path  type  sites
-        ""    ReLU  :out :in :out.grad :in.grad :in.share :saved
-    """
+def sites_of(model: nn.Module) -> Sites:
+    """Return the modules of a model that can be called, and its parameters; see `kedge.sites`."""
     layout = ModelLayout(model)
     rows: list[SiteRow] = []
     for name, module in layout.modules.items():

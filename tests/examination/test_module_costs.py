@@ -1,0 +1,128 @@
+"""`kedge.sites` with arguments: parameters, shapes, multiply-adds, memory and time of each module."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kedge
+from kedge.errors import KedgeError
+from kedge.examination.module_costs import ModelCosts
+from tests.hook_tables import hook_tables
+
+
+class Net(nn.Module):
+    """A convolution, a normalisation, a frozen head, a module that is called twice, and one never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.act = nn.ReLU()
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(8 * 16, 10))
+        self.head.requires_grad_(requires_grad=False)
+        self.unused = nn.Linear(2, 2)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [n, 3, 4, 4] to [n, 10]."""
+        self.calls += 1
+        x = self.act(self.act(self.norm(self.conv(x))))
+        return self.head(x + random.random())
+
+
+@pytest.fixture
+def costs() -> ModelCosts:
+    """What the modules take with two images."""
+    return kedge.sites(Net(), torch.randn(2, 3, 4, 4))
+
+
+def test_multiply_adds_are_those_of_the_formulas(costs: ModelCosts) -> None:
+    """A convolution has one for each weight and place, a linear layer one for each weight, of each sample."""
+    assert costs["conv"].multiply_adds == 2 * 16 * 8 * 3 * 9
+    assert costs["head.1"].multiply_adds == costs["head"].multiply_adds == 2 * 128 * 10
+    assert costs[""].multiply_adds == costs["conv"].multiply_adds + costs["head"].multiply_adds
+    assert costs["norm"].multiply_adds == 0
+
+
+def test_parameters_and_shapes(costs: ModelCosts) -> None:
+    """A module has the parameters of all inside it, whether they were used or not."""
+    assert (costs["conv"].parameters, costs["conv"].trainable) == (8 * 27 + 8, 8 * 27 + 8)
+    assert (costs["head"].parameters, costs["head"].trainable) == (1290, 0)
+    assert costs[""].parameters == sum(param.numel() for param in Net().parameters())
+    assert costs["conv"].outputs == ((2, 8, 4, 4),)
+    assert costs["act"].calls == 2
+    assert [row.path for row in costs] == ["", "conv", "norm", "act", "head", "head.0", "head.1"]
+    with pytest.raises(KeyError, match="unused"):
+        costs["unused"]
+
+
+def test_memory_for_backward_is_that_of_the_account() -> None:
+    """The same figures as those of `kedge.saved`, with all modules inside."""
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(2, 3, 4, 4)
+    account = kedge.saved(model)(x)
+
+    saved = {sums.path: sums.bytes for sums in account.by_module(inner=True)}
+    costs = kedge.sites(model, x)
+    assert costs[""].saved == account.total.bytes > 0
+    assert {row.path: row.saved for row in costs if row.saved} == {
+        path: nbytes for path, nbytes in saved.items() if nbytes
+    }
+
+
+def test_every_module_has_a_time(costs: ModelCosts) -> None:
+    """A module's time includes those inside it."""
+    assert all(row.forward > 0 for row in costs)
+    assert costs[""].forward > costs["head"].forward > costs["head.1"].forward
+
+
+def test_nothing_is_left_behind() -> None:
+    """Statistics, counters, gradients, random numbers and hooks are as before, in either mode of gradients."""
+    model, x = Net(), torch.randn(2, 3, 4, 4)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    hooks = hook_tables(model)
+    states: tuple[Any, ...] = (random.getstate(), torch.get_rng_state())
+
+    with torch.no_grad():
+        costs = kedge.sites(model, x)
+
+    assert costs[""].saved > 0
+    assert model.calls == 0
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(param.grad is None for param in model.parameters())
+    assert random.getstate() == states[0]
+    assert torch.equal(torch.get_rng_state(), states[1])
+    assert hook_tables(model) == hooks
+
+
+def test_the_table_has_the_totals_and_folds_blocks() -> None:
+    """Blocks that are alike share a line, with the mean of their times."""
+    model = nn.Sequential(
+        nn.Linear(4, 4), *(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(20))
+    )
+    costs = kedge.sites(model, torch.ones(3, 4))
+    lines = str(costs).splitlines()
+
+    names = [line.split()[0] for line in lines]
+    assert names[1:] == ['""', "0", "1", "1.0", "1-20.1", "2-20", "2-20.0", "total:"]
+    assert lines[-1].startswith("total: 420 parameters, 1.01k multiply-adds, ")
+    assert len(costs.table(folded=False).splitlines()) == 1 + 62 + 1
+    assert costs._repr_html_().count("<tr") == 8
+
+
+def test_arguments_that_do_not_fit_are_explained() -> None:
+    """The model's own error comes through, with what was given."""
+    with pytest.raises(RuntimeError):
+        kedge.sites(Net(), torch.ones(2, 5))
+    with pytest.raises((KedgeError, TypeError)):
+        kedge.sites(3, torch.ones(2))  # type: ignore[arg-type]
+
+
+def test_a_keyword_is_an_argument_of_the_model() -> None:
+    """Whatever its name."""
+    assert kedge.sites(nn.Linear(3, 2), input=torch.ones(1, 3))[""].multiply_adds == 6

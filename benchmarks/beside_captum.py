@@ -26,7 +26,7 @@ import captum.attr
 import torch
 from torch import Tensor, nn
 
-from kedge.recipes import deconvnet, grad_cam, guided_backprop, saliency
+from kedge.recipes import deconvnet, grad_cam, guided_backprop, integrated_gradients, saliency
 
 TARGET = 3
 Ask = Callable[[Tensor], Tensor]
@@ -109,6 +109,10 @@ def methods(model: nn.Module, site: str) -> dict[str, tuple[Ask, Ask]]:
         "deconvnet": (
             deconvnet(model, TARGET),
             partial(captum.attr.Deconvolution(model).attribute, target=TARGET),
+        ),
+        "integrated": (
+            integrated_gradients(model, TARGET, steps=20, at_once=20),
+            partial(captum.attr.IntegratedGradients(model).attribute, target=TARGET, n_steps=20),
         ),
         "grad_cam": (
             lambda x: grad_cam(model, site, TARGET, size=None)(x).unsqueeze(1),

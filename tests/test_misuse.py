@@ -250,6 +250,7 @@ WRONG = [
         "layout=a tuple: give a function of the value",
     ),
     ("recipes.Tokens(14)", "Tokens(grid=14): grid is the numbers of rows and columns"),
+    ("recipes.integrated_gradients(model, steps=0)", "integrated_gradients(steps=0"),
     ("recipes.smoothgrad(model)", "smoothgrad takes an attribution, not the module Net"),
     ("recipes.smoothgrad(recipes.saliency(model), samples='5')", "samples='5'"),
     ("recipes.ablate(model)", "missing a required argument: 'sites'; it takes model, sites,"),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kedge.figures.graph.drawn import Graph
     from kedge.recipes.attribution.attribution import Attribution, gradient, saliency
     from kedge.recipes.attribution.gradcam import Tokens, grad_cam
+    from kedge.recipes.attribution.integrated import integrated_gradients
     from kedge.recipes.attribution.rectifiers import deconvnet, guided_backprop
     from kedge.recipes.attribution.smoothing import smoothgrad
     from kedge.recipes.interventions.ablation import Ablation, Means, ablate, means, resample
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _HOME = {
     "recipes.attribution.attribution": ("Attribution", "gradient", "saliency"),
     "recipes.attribution.gradcam": ("Tokens", "grad_cam"),
+    "recipes.attribution.integrated": ("integrated_gradients",),
     "recipes.attribution.rectifiers": ("deconvnet", "guided_backprop"),
     "recipes.attribution.smoothing": ("smoothgrad",),
     "features.extract": ("Features", "extract"),
@@ -81,6 +83,7 @@ __all__ = [
     "grad_cam",
     "gradient",
     "guided_backprop",
+    "integrated_gradients",
     "means",
     "patch",
     "resample",

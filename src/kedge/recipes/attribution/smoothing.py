@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from kedge.calls.arguments import called_as, described, noted_arguments
+from kedge.calls.arguments import called_as, described
 from kedge.errors import AttributionError
 from kedge.flow import Event
-from kedge.hooks.session import session
 from kedge.recipes.attribution.attribution import Attribution
-from kedge.recipes.attribution.scores import Target, score, settled
-from kedge.recipes.model_run import name_of, preserved_state
-from kedge.sites import leaves
+from kedge.recipes.attribution.copies import OverCopies
+from kedge.recipes.model_run import name_of
 
 
 class Noise:
@@ -25,16 +22,32 @@ class Noise:
     The noise does not depend on the number of copies in a batch.
     """
 
-    def __init__(self, share: float, seed: int) -> None:
+    verb = "add noise to"
+
+    def __init__(self, share: float, seed: int, samples: int) -> None:
         self.share = share
-        self.generator = torch.Generator().manual_seed(seed)
+        self.seed = seed
+        self.samples = samples
+        self.generator = torch.Generator()
         self.copies = 1
         self.drawn: dict[str, Tensor] = {}
 
-    def start(self, copies: int) -> None:
+    def begin(self, values: Mapping[str, Tensor]) -> None:
+        """Begin to draw anew."""
+        self.generator.manual_seed(self.seed)
+
+    def start(self, first: int, copies: int) -> None:
         """Begin another forward with a number of copies."""
         self.copies = copies
         self.drawn.clear()
+
+    def summed(self, parts: Tensor, first: int) -> Tensor:
+        """Return the sum of the attributions of some copies."""
+        return parts.sum(1)
+
+    def ended(self, name: str, summed: Tensor) -> Tensor:
+        """Return the mean."""
+        return summed / self.samples
 
     def __call__(self, value: Tensor, event: Event) -> Tensor | None:
         """Return the value with noise; a recompute of the forward gets the same noise."""
@@ -55,7 +68,7 @@ class Noise:
         return torch.cat(draws).to(value)
 
 
-class Smoothed:
+class Smoothed(OverCopies):
     """An attribution, averaged over noisy copies of its input; called like the model."""
 
     def __init__(
@@ -66,121 +79,12 @@ class Smoothed:
         seed: int,
         at_once: int,
     ) -> None:
-        self.attribution = attribution
-        self.samples = samples
-        self.noise = noise
-        self.seed = seed
-        self.at_once = at_once
+        super().__init__(attribution, Noise(noise, seed, samples), samples, at_once)
 
     def __repr__(self) -> str:
         """The attribution, and what to do with it."""
         attribution = repr(self.attribution).lstrip("<")
-        return f"<smoothgrad of {self.samples} samples, {attribution}"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the averaged attribution for these arguments; see `Attribution`."""
-        targets, n = self._settled(args, kwargs)
-        noise = Noise(self.noise, self.seed)
-        total: dict[str, Tensor] = {}
-        kinds: dict[str, torch.dtype] = {}
-        for first in range(0, self.samples, self.at_once):
-            copies = min(self.at_once, self.samples - first)
-            noise.start(copies)
-            many, keywords = _repeated((args, kwargs), n, copies)
-            wanted = [_for_each(target, n, copies) for target in targets]
-            answer = self.attribution.answer(many, keywords, self.where, noise, target=wanted)
-            if not isinstance(answer, Mapping):
-                answer = {"": answer}
-            for name, part in answer.items():
-                # Many halves would lose the last ones.
-                wide = torch.promote_types(part.dtype, torch.float32)
-                summed = part.unflatten(1, (copies, -1)).sum(1, dtype=wide)
-                if name in total:
-                    summed = total[name] + summed
-                total[name] = summed
-                kinds[name] = part.dtype
-
-        several = isinstance(self.attribution.target, Sequence)
-        means = {}
-        for name, summed in total.items():
-            mean = summed / self.samples
-            if not several:
-                mean = mean[0]
-            means[name] = mean.to(kinds[name])
-        if isinstance(self.attribution.wrt, str):
-            return means[""]
-        return means
-
-    @property
-    def where(self) -> str:
-        """The selector of the values that get noise."""
-        noisy = self.attribution.method().noisy
-        if noisy:
-            return noisy
-        wrt = self.attribution.wrt
-        if isinstance(wrt, str):
-            return wrt
-        return ", ".join(wrt)
-
-    def _settled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Target], int]:
-        """Return the targets for all copies, and the number of samples.
-
-        They are found by one forward without noise.
-        """
-        sizes: list[int] = []
-
-        def measure(value: Tensor) -> None:
-            if value.is_floating_point() and value.dim():
-                sizes.append(len(value))
-
-        model = self.attribution.model
-        with preserved_state(model), torch.no_grad(), session() as s:
-            s.hook(model, self.where, measure)
-            with noted_arguments(model, args, kwargs):
-                output = model(*args, **kwargs)
-            s.end(quiet=True)
-        if not sizes:
-            raise AttributionError(
-                f'there is nothing to add noise to: "{self.where}" holds no floating-point tensor'
-            )
-
-        given = self.attribution.target
-        targets = list(given) if isinstance(given, Sequence) else [given]
-        return [settled(output, one) for one in targets], sizes[0]
-
-
-def _for_each(target: Target, n: int, copies: int) -> Target:
-    """Return the target for a number of copies of the samples; a function is called for each copy."""
-    if copies == 1 or target is None or isinstance(target, int):
-        return target
-    if isinstance(target, Tensor) or not callable(target):
-        classes = torch.as_tensor(target)
-        if not classes.dim():
-            return target
-        return classes.repeat(copies)
-    one = target
-
-    def together(output: Any) -> Tensor:
-        found = leaves.find(output)
-        rows = {name: t for name, t in found if t.dim() and len(t) == n * copies}
-        scores = []
-        for i in range(copies):
-            part = {name: t[i * n : (i + 1) * n] for name, t in rows.items()}
-            scores.append(score(leaves.put(output, part), one))
-        return sum(scores[1:], scores[0])
-
-    return together
-
-
-def _repeated(given: tuple[tuple[Any, ...], dict[str, Any]], n: int, copies: int) -> Any:
-    """Return the arguments with repeated tensors, where a tensor has a row for each sample."""
-    if copies == 1:
-        return given
-    repeated = {}
-    for name, tensor in leaves.find(given):
-        if tensor.dim() and len(tensor) == n:
-            repeated[name] = tensor.repeat(copies, *[1] * (tensor.dim() - 1))
-    return leaves.put(given, repeated)
+        return f"<smoothgrad of {self.copies} samples, {attribution}"
 
 
 @called_as("recipes.smoothgrad(recipes.saliency(model), samples=25)(images)")

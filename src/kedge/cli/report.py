@@ -139,9 +139,8 @@ class ReportCommand:
             render_saved(recording, console_for(), most)
             return 0
 
-        written = None
+        written = is_written(recording)
         if args.html:
-            written = is_written(recording)
             recording = shareable(recording, source=not args.no_source)
         only_sites(recording, args.sites)  # a wrong filter is refused before the work
         with progress("judging"):

@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from kedge.report.fitted_text import cut, print_paragraph
+from kedge.report.program_line import line_of_finding
 from kedge.report.sparkline import GAP, sparkline
 from kedge.rules.evidence import Evidence, LeadUp, SiteCourse
 from kedge.rules.rule import Finding
 from kedge.short_text import compact
+from kedge.store.recording import Recording
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}
 MARKS = {"error": "✗", "warning": "!", "info": "i"}
@@ -67,11 +69,15 @@ def grouped(findings: Iterable[Finding]) -> list[FindingGroup]:
 
 
 def render_findings(
-    findings: Sequence[Finding], console: Console, limit: int | None = SHOWN_PER_RULE
+    recording: Recording,
+    findings: Sequence[Finding],
+    console: Console,
+    limit: int | None = SHOWN_PER_RULE,
 ) -> None:
     """Print findings, grouped by rule and severity.
 
     Args:
+        recording: The recording.
         findings: The findings, the worst first.
         console: The console to print to.
         limit: The most findings of one group to show; all of them if None.
@@ -82,6 +88,11 @@ def render_findings(
         print_paragraph(head.append(f"  {group.where}"), console)
         for remedy, same in group.by_remedy(limit):
             for finding in same:
+                at = line_of_finding(recording, finding)
+                if at is not None:
+                    text = at.source.text or ""
+                    told = Text.assemble((f"{at.place}  ", "dim"), (text, "bold"))
+                    print_paragraph(told, console, INDENT)
                 print_paragraph(Text(group.told(finding)), console, INDENT)
                 for line in lead_up(finding.evidence):
                     console.print(Text(" " * INDENT).append_text(line), soft_wrap=True)

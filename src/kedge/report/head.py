@@ -1,4 +1,4 @@
-"""The head of a report: the command, its start, its device, and the cost of watching."""
+"""What ran and how it ended, and its circumstances: the start, the device, the cost of watching."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.text import Text
 
 from kedge.errors import BeingWritten, RecordingError
 from kedge.report.positions import last_positions, ranks_named
+from kedge.rules.recorded.roots import root_names
 from kedge.short_text import counted, percent, seconds
 from kedge.shown_text import typed, visible
 from kedge.store.events import EndEvent, StoppedEvent
@@ -42,17 +43,20 @@ def is_written(recording: Recording) -> bool | None:
 
 
 def head(recording: Recording) -> Iterator[Text]:
-    """Yield the lines of a report's head."""
-    manifest = recording.manifest
-    yield Text(command_of(manifest) or UNNAMED, "bold")
-    for parts in (_circumstances(manifest), _watched(recording), _amounts(recording)):
-        line = " · ".join(parts)
-        if line:
-            yield Text(line)
+    """Yield the first lines of a report: what ran, and how it ended unless that is ordinary."""
+    yield Text(command_of(recording.manifest) or UNNAMED, "bold")
     yield from _troubles(recording)
 
 
-def _circumstances(manifest: Mapping[str, Any]) -> Iterator[str]:
+def circumstances(recording: Recording) -> Iterator[Text]:
+    """Yield the lines about the machine, what was watched, and the steps."""
+    for parts in (_machine(recording.manifest), _watched(recording), _amounts(recording)):
+        line = " · ".join(parts)
+        if line:
+            yield Text(line)
+
+
+def _machine(manifest: Mapping[str, Any]) -> Iterator[str]:
     if manifest.get("device"):
         yield str(manifest["device"])
     if manifest.get("torch"):
@@ -74,8 +78,8 @@ def _moment(started: str) -> str:
 
 
 def _watched(recording: Recording) -> Iterator[str]:
-    for root in recording.roots:
-        yield f"{root.name}: {counted(root.parameters, 'parameter')}"
+    for root, name in zip(recording.roots, root_names(recording), strict=True):
+        yield f"{name}: {counted(root.parameters, 'parameter')}"
     yield counted(len(recording.sites), "site")
 
 
@@ -83,7 +87,10 @@ def _amounts(recording: Recording) -> Iterator[str]:
     end = recording.end
     sampled = len(recording.steps)
     if end is None:
-        yield f"{counted(sampled, 'step')} measured so far"
+        amount = f"{counted(sampled, 'step')} measured"
+        if is_written(recording) is not False:
+            amount += " so far"
+        yield amount
         return
     steps = sampled if end.steps is None else end.steps
     yield f"{counted(steps, 'step')}, {sampled:,} measured"

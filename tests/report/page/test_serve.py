@@ -89,7 +89,7 @@ def test_the_page_follows_a_run_and_keeps_the_readers_place(
 
     made.end()
     server.news.refresh()
-    page.wait_for_selector(".pill.fine")
+    page.locator(".pill", has_text="ended").wait_for()
     assert page.locator("#quantity option").count() > 5
 
 
@@ -272,7 +272,7 @@ def test_the_page_and_the_report_tell_a_killed_run_from_a_running_one(
     server = PageServer(news)
     with running(server):
         page = tab.open(server.address)
-        assert page.locator("#status").inner_text() == "running"
+        assert page.locator("#status .pill").inner_text() == "running"
         assert "the program is running; the last" in str(
             list(head(Recording.open(follower.path)))[-1]
         )
@@ -290,7 +290,7 @@ def test_the_page_and_the_report_tell_a_killed_run_from_a_running_one(
         made.writer.close()
         news.refresh()
         page.wait_for_selector(".pill.error")
-        assert page.locator("#status").inner_text() == "✗ killed: the recording has no end"
+        assert page.locator("#status .pill").inner_text() == "✗ killed: the recording has no end"
         assert page.locator("#troubles").inner_text() == (
             "The program was last seen in the forward of fc, step 1, at 10:00:08 UTC, "
             "first seen there 8 s before."

@@ -60,6 +60,8 @@ def _progress(shown_run: ShownRun) -> Iterator[str]:
             yield seconds(recording.end.seconds)
     elif len(recording.steps):
         yield f"step {recording.steps[-1]:,}, {len(recording.steps):,} measured"
+    elif shown_run.is_over:
+        yield "no step measured"
     else:
         yield "no step measured yet"
     if shown_run.pace is not None:

@@ -32,10 +32,10 @@ _HOME = {
         "offload",
     ),  # until the package of this name is there, which can be called as well
     "offload.saved_tensors": ("saved",),
+    "report.displayed": ("Recording",),
     "rules.rule": ("Finding",),
     "sites.select": ("select",),
     "sites.table": ("sites",),  # as above
-    "store.recording": ("Recording",),
     "watch.run.block": ("watch",),
 }
 

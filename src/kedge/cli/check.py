@@ -107,7 +107,7 @@ class CheckCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the findings."""
-        from kedge.report.head import is_written
+        from kedge.report.what_ran import is_written
         from kedge.rules.judgement import judge
         from kedge.rules.project_config import configured_rules
 

@@ -108,9 +108,9 @@ class ReportCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Print or write the report."""
-        from kedge.report.head import is_written
         from kedge.report.page.redact import shareable
         from kedge.report.shown_run import ShownRun
+        from kedge.report.what_ran import is_written
         from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
 
@@ -285,10 +285,10 @@ def _summary(
     args: argparse.Namespace,
     rules: Sequence[Rule],
 ) -> RunSummary:
-    from kedge.report.head import is_written
     from kedge.report.page.redact import shareable
     from kedge.report.runs.summary import RunSummary
     from kedge.report.shown_run import ShownRun
+    from kedge.report.what_ran import is_written
     from kedge.rules.registry import check
 
     recording = open_recording(path)

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from rich.text import Text
 
-from kedge.report.sparkline import coloured, linear, sparkline
+from kedge.report.sparkline import coloured, drawable, sparkline
 from kedge.rules.recorded.optimizers import events_of, optimizers
 from kedge.rules.recorded.roots import names_of, root_paths
 from kedge.short_text import counted, listed, spans, told_apart
@@ -70,10 +70,7 @@ class Curve:
     def drawn(self, width: int) -> Text:
         """Return the curve as a line of blocks; the scale is linear if a value is negative."""
         values = np.where(self.bad, np.nan, self.values)
-        known = values[np.isfinite(values)]
-        if len(known) and known.min() < 0:
-            values = linear(values, known.min(), known.max())
-        return coloured(sparkline(values, self.bad, width), "cyan")
+        return coloured(sparkline(drawable(values), self.bad, width), "cyan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +78,8 @@ class ScaleSeries:
     """The scale of a site's values over the measured steps.
 
     Attributes:
-        rms: One value for each measured step, NaN where there is none.
+        rms: One value for each measured step, NaN where there is none. Of a single number that was
+            negative it is that number.
         broken: Whether a value was non-finite, at that step or before the next measured one.
         last: The newest value; NaN or infinite if it was non-finite.
         broken_steps: The number of steps with non-finite values, light steps included.
@@ -96,13 +94,15 @@ class ScaleSeries:
 
     def drawn(self, width: int, style: str) -> Text:
         """Return the series as a line of blocks."""
-        return coloured(sparkline(self.rms, self.broken, width), style)
+        return coloured(sparkline(drawable(self.rms), self.broken, width), style)
 
 
 def scale_series(recording: Recording, site: SiteInfo) -> ScaleSeries:
     """Return the scale of one site over the steps of a recording."""
     rows = recording.rows(site)
     rms = recording.series(site, "rms")
+    if is_number(recording, site) and (rows.statistic("mean") < 0).any():
+        rms = recording.series(site, "mean")
     bad = non_finite(rows)
     broken = np.zeros(len(rms), dtype=bool)
     since = False

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kedge.report.fitted_text import cut, print_paragraph
 from kedge.report.program_line import line_of_finding
-from kedge.report.sparkline import GAP, sparkline
+from kedge.report.sparkline import GAP, drawable, sparkline
 from kedge.rules.evidence import Evidence, LeadUp, SiteCourse
 from kedge.rules.rule import Finding
 from kedge.short_text import compact
@@ -115,7 +115,10 @@ def lead_up(evidence: Evidence) -> list[Text]:
     steps, sites = before.steps, before.sites
     if len(steps) < 2 or not any(_measured(course) for course in sites.values()):
         return []
-    names = [cut(name, NAME) for name in sites]
+    names = []
+    for name, course in sites.items():
+        kind = " (value)" if course.value else ""
+        names.append(cut(name, NAME) + kind)
     width = max(map(len, names))
     lines = []
     for name, course in zip(names, sites.values(), strict=True):
@@ -125,12 +128,12 @@ def lead_up(evidence: Evidence) -> list[Text]:
 
 
 def _line(name: str, course: SiteCourse) -> Text:
-    rms = np.array(course.rms, np.float64)  # None becomes NaN
+    values = np.array(course.value or course.rms, np.float64)  # None becomes NaN
     states = course.state
     broken = np.array([state in ("inf", "nan") for state in states], dtype=bool)
-    drawn = sparkline(rms, broken, max(len(rms), 1)) or GAP
+    drawn = sparkline(drawable(values), broken, max(len(values), 1)) or GAP
 
-    finite = rms[np.isfinite(rms)].tolist()
+    finite = values[np.isfinite(values)].tolist()
     ends = [compact(value) for value in (*finite[:1], *finite[1:][-1:])]
     if len(broken) and broken[-1]:
         ends.append(str(states[-1]))

@@ -12,9 +12,9 @@ from functools import cached_property
 from rich.text import Text
 
 from kedge.report.curves import Curve, curves_of, early_end
-from kedge.report.head import command_of
 from kedge.report.module_lines import ModuleLine, folded, lines
 from kedge.report.module_table import marks_of
+from kedge.report.what_ran import command_of
 from kedge.rules.judgement import Judgement, judgement_of
 from kedge.rules.rule import Finding, Rule
 from kedge.store.recording import Recording

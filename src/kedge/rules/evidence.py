@@ -125,11 +125,13 @@ class SiteCourse:
         rms: The root mean squares.
         absmax: The largest magnitudes.
         state: Whether the values were "finite", "inf" or "nan".
+        value: The values themselves, of a loss that was negative.
     """
 
     rms: Sequence[float | None]
     absmax: Sequence[float | None]
     state: Sequence[str | None]
+    value: Sequence[float | None] = left_out(())
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
-from kedge.report.head import is_written
 from kedge.report.shown_run import ShownRun
+from kedge.report.what_ran import is_written
 from kedge.rules.paced_check import PacedCheck
 from kedge.rules.rule import Rule
 from kedge.store.follow import Follower, Pace

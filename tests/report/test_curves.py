@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import nn
 
 import kedge
-from kedge.report.curves import curves_of
+from kedge.report.curves import curves_of, scale_series
 from kedge.report.page.document import condense
 from kedge.report.shown_run import ShownRun
 from kedge.report.terminal import render
@@ -119,6 +119,20 @@ def test_the_page_draws_the_loss_of_a_program_that_computes_it_by_a_function(
     assert [curve["kind"] for curve in document["curves"]] == ["loss", "norm", "rate"]
     assert document["curves"][0]["points"] == 20
     assert all(module["path"] != "loss" for module in document["modules"])
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn", "last"), [([2.0, -1.0, -2.0], "█▃▁", -2.0), ([1.0, 100.0], "▁█", 100.0)]
+)
+def test_a_module_that_returns_a_negative_number_is_drawn_by_its_value(
+    values: list[float], drawn: str, last: float
+) -> None:
+    """As a criterion does: its curve rises where the loss rises."""
+    made = recorded(values, (":out",))
+    series = scale_series(made, made.site(":out"))
+
+    assert series.drawn(10, "").plain == drawn
+    assert series.last == last
 
 
 def rated(events: list[dict[str, Any]], steps: list[int]) -> list[Any]:

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from kedge.cli.main import main
-from kedge.report.head import head, is_written
+from kedge.report.head import circumstances, head
 from kedge.report.page import live
 from kedge.report.page.document import condense
 from kedge.report.page.live import News, PageServer, running
 from kedge.report.shown_run import ShownRun
+from kedge.report.what_ran import is_written
 from kedge.rules.registry import check
 from kedge.store.events import Position, PositionEvent
 from kedge.store.follow import Follower
@@ -273,6 +274,7 @@ def test_the_page_and_the_report_tell_a_killed_run_from_a_running_one(
     with running(server):
         page = tab.open(server.address)
         assert page.locator("#status .pill").inner_text() == "running"
+        assert "1 measured so far" in page.locator("#facts").inner_text()
         assert "the program is running; the last" in str(
             list(head(Recording.open(follower.path)))[-1]
         )
@@ -295,6 +297,8 @@ def test_the_page_and_the_report_tell_a_killed_run_from_a_running_one(
             "The program was last seen in the forward of fc, step 1, at 10:00:08 UTC, "
             "first seen there 8 s before."
         )
+        assert "so far" not in page.locator("main").inner_text()
+        assert "1 step measured" in map(str, circumstances(Recording.open(follower.path)))
         *_, killed, seen = map(str, head(Recording.open(follower.path)))
         assert "the program was killed, or could not write any more; the last" in killed
         assert "was last seen in the forward of fc, step 1" in seen

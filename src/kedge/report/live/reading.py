@@ -68,6 +68,8 @@ class RunReader:
         checked = self._check_when_due()
         before = self.state
         self.state = self._judged()
+        if self.shown_run is not None and self.state is RunState.KILLED:
+            self.shown_run = replace(self.shown_run, written=False)
         return recording is not None or checked or self.state is not before
 
     def _take(self, recording: Recording) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kedge.report.fitted_text import cut, print_paragraph
-from kedge.report.program_line import line_of_finding
+from kedge.report.program_line import ProgramLine, line_of_finding
 from kedge.report.sparkline import GAP, drawable, sparkline
 from kedge.rules.evidence import Evidence, LeadUp, SiteCourse
 from kedge.rules.rule import Finding
@@ -88,14 +88,12 @@ def render_findings(
         print_paragraph(head.append(f"  {group.where}"), console)
         for remedy, same in group.by_remedy(limit):
             for finding in same:
-                at = line_of_finding(recording, finding)
-                if at is not None:
-                    text = at.source.text or ""
-                    told = Text.assemble((f"{at.place}  ", "dim"), (text, "bold"))
-                    print_paragraph(told, console, INDENT)
+                line = line_of_finding(recording, finding)
+                if line is not None:
+                    _print_line(line, console)
                 print_paragraph(Text(group.told(finding)), console, INDENT)
-                for line in lead_up(finding.evidence):
-                    console.print(Text(" " * INDENT).append_text(line), soft_wrap=True)
+                for course in lead_up(finding.evidence):
+                    console.print(Text(" " * INDENT).append_text(course), soft_wrap=True)
             if remedy:
                 print_paragraph(Text(remedy, "italic"), console, INDENT)
         left = len(group.findings) - len(group.findings[:limit])
@@ -103,6 +101,19 @@ def render_findings(
             more = Text(f"and {left} more: kedge check lists them", "dim")
             print_paragraph(more, console, INDENT)
         console.print()
+
+
+def _print_line(line: ProgramLine, console: Console) -> None:
+    """Print where a line of the program is, and its text; below if there is no room beside it."""
+    place = Text(line.place, "dim")
+    text = Text(line.source.text or "", "bold")
+    together = Text("  ").join([place, text])
+    together.rstrip()
+    if together.cell_len <= console.width - INDENT:
+        print_paragraph(together, console, INDENT)
+        return
+    print_paragraph(place, console, INDENT)
+    print_paragraph(text, console, 2 * INDENT)
 
 
 def lead_up(evidence: Evidence) -> list[Text]:

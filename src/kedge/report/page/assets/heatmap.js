@@ -137,13 +137,15 @@ export class HeatMap {
   drawCells(context) {
     const { cells } = this;
     if (!cells.sites.length || !cells.width) return;
+    const dense = window.devicePixelRatio || 1;
     context.imageSmoothingEnabled = false;
     context.fillStyle = striped(context);
     const height = cells.sites.length * this.row;
     for (const [start, end] of this.alikeColumns()) {
-      const [x, wide] = [this.left + this.edges[start], this.ends[end - 1] - this.edges[start]];
-      context.fillRect(x, this.top, wide, height);
-      context.drawImage(this.picture, start, 0, end - start, cells.sites.length, x, this.top, wide, height);
+      // On whole pixels: else the ground would show between two runs.
+      const [from, to] = [this.edges[start], this.ends[end - 1]].map((at) => Math.round((this.left + at) * dense) / dense);
+      context.fillRect(from, this.top, to - from, height);
+      context.drawImage(this.picture, start, 0, end - start, cells.sites.length, from, this.top, to - from, height);
     }
     if (this.row >= 7) this.drawCrosses(context);
     if (this.row >= 7) {

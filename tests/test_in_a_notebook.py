@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,10 +159,6 @@ def test_results_are_shown_as_they_print(shell: Any) -> None:
         (lambda model: kedge.watch("run.kedge"), "<kedge.watch into run.kedge: not begun>"),
         (lambda model: kedge.at(0, 10), "at(0, 10)"),
         (
-            lambda model: kedge.Recording.build(),
-            f"Recording(path={Path()!r}, roots=(), truncated=False)",
-        ),
-        (
             lambda model: recipes.saliency(model, target=3),
             "<attribution of Sequential, target=3, with respect to ':in': call it like the model>",
         ),
@@ -172,7 +167,7 @@ def test_results_are_shown_as_they_print(shell: Any) -> None:
             "<smoothgrad of 5 samples, attribution of Sequential, target=None, with respect to ':in': call it like the model>",
         ),
     ],
-    ids=["session", "watch", "at", "recording", "attribution", "smoothgrad"],
+    ids=["session", "watch", "at", "attribution", "smoothgrad"],
 )
 def test_what_is_no_table_says_what_it_is(made: Any, shown: str, shell: Any) -> None:
     """In one line, with what to do next."""

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kedge.short_text import compact, counted, percent, seconds, thousands
+from kedge.short_text import compact, counted, percent, seconds, thousands, told_apart
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,17 @@ def test_a_duration_has_its_unit(duration: float, text: str) -> None:
 def test_a_number_has_its_noun(number: int, text: str) -> None:
     """The noun agrees with the number."""
     assert counted(number, "step") == text
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["A", "B"], ("A", "B")),
+        (["A", "B", "A"], ("1st A", "B", "2nd A")),
+        (["A"] * 13, ("1st A", "2nd A", "3rd A", *(f"{i}th A" for i in range(4, 14)))),
+        ([], ()),
+    ],
+)
+def test_names_that_are_the_same_are_told_apart(names: list[str], told: tuple[str, ...]) -> None:
+    """By their place among those with this name; a name that is the only one stays as it is."""
+    assert told_apart(names) == told

@@ -33,9 +33,9 @@ _HOME = {
         "offload",
     ),  # until the package of this name is there, which can be called as well
     "offload.saved_tensors": ("saved",),
+    "report.displayed": ("Recording",),
     "rules.rule": ("Finding",),
     "sites.select": ("select",),
-    "store.recording": ("Recording",),
     "watch.run.block": ("watch",),
 }
 

@@ -27,9 +27,9 @@ from kedge.offload.destination import Disk as Disk
 from kedge.offload.destination import Rebuild as Rebuild
 from kedge.offload.offload import offload as offload
 from kedge.offload.saved_tensors import saved as saved
+from kedge.report.displayed import Recording as Recording
 from kedge.rules.rule import Finding as Finding
 from kedge.sites.select import select as select
-from kedge.store.recording import Recording as Recording
 from kedge.watch.run.block import watch as watch
 
 __version__: str

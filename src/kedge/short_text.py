@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,6 +68,28 @@ def is_or_are(count: int) -> str:
 def listed(names: Sequence[str], most: int = 6) -> str:
     """Return some names with commas between, and the number of the rest."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def told_apart(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names; those that are the same with their number among these before them: ``2nd Linear``."""
+    seen: Counter[str] = Counter()
+    numbers = Counter(names)
+    told = []
+    for name in names:
+        seen[name] += 1
+        if numbers[name] == 1:
+            told.append(name)
+        else:
+            told.append(f"{ordinal(seen[name])} {name}")
+    return tuple(told)
+
+
+def ordinal(number: int) -> str:
+    """Return a place in a row: ``1st``, ``2nd``, ``11th``."""
+    ending = "th"
+    if number % 100 not in (11, 12, 13):
+        ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def spans(places: Sequence[int]) -> str:

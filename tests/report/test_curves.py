@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import nn
 
 import kedge
-from kedge.report.curves import curves_of
+from kedge.report.curves import curves_of, scale_series
 from kedge.report.page.document import condense
 from kedge.report.shown_run import ShownRun
 from kedge.report.terminal import render
@@ -116,6 +116,104 @@ def test_the_page_draws_the_loss_of_a_program_that_computes_it_by_a_function(
             ).backward()
             optimizer.step()
     document = condense(ShownRun(Recording.open("run.kedge"), [], ())).described
-    assert [curve["kind"] for curve in document["curves"]] == ["loss", "norm"]
+    assert [curve["kind"] for curve in document["curves"]] == ["loss", "norm", "rate"]
     assert document["curves"][0]["points"] == 20
     assert all(module["path"] != "loss" for module in document["modules"])
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn", "last"), [([2.0, -1.0, -2.0], "█▃▁", -2.0), ([1.0, 100.0], "▁█", 100.0)]
+)
+def test_a_module_that_returns_a_negative_number_is_drawn_by_its_value(
+    values: list[float], drawn: str, last: float
+) -> None:
+    """As a criterion does: its curve rises where the loss rises."""
+    made = recorded(values, (":out",))
+    series = scale_series(made, made.site(":out"))
+
+    assert series.drawn(10, "").plain == drawn
+    assert series.last == last
+
+
+def rated(events: list[dict[str, Any]], steps: list[int]) -> list[Any]:
+    """The learning rates that are drawn of a recording with these measured steps."""
+    rows = [{"site": ":out", "step": step, "count": 4, "sumsq": 4.0} for step in steps]
+    roots = [{"name": "Net"}, {"name": "Net", "prefix": "other"}]
+    made = Recording.build([":out"], rows, events=events, roots=roots)
+    curves = [curve for curve in curves_of(made) if curve.kind == "rate"]
+    return [(curve.name, curve.steps.tolist(), curve.values.tolist()) for curve in curves]
+
+
+def rates(step: int, *of_groups: float | None, optimizer: int = 0, **more: Any) -> dict[str, Any]:
+    """The event of new learning rates."""
+    return {
+        "kind": "learning-rates", "step": step, "optimizer": optimizer, "rates": [*of_groups], **more
+    }  # fmt: skip
+
+
+def test_each_group_has_its_learning_rate_over_the_steps() -> None:
+    """A rate holds from the measured step in which it was seen; groups with the same rates share a curve."""
+    events = [rates(0, 0.1, 0.2, 0.1), rates(20, 0.01, 0.2, 0.01)]
+
+    assert rated(events, [0, 10, 20, 30]) == [
+        ("optimizer 0, groups 0, 2", [0, 10, 20, 30], [0.1, 0.1, 0.01, 0.01]),
+        ("optimizer 0, group 1", [0, 10, 20, 30], [0.2] * 4),
+    ]
+
+
+def test_groups_have_the_names_that_the_program_gives_them() -> None:
+    """And one without a name has its number; what is not known is no value."""
+    events = [rates(10, 0.1, 0.2, None, names=["head", None, "tail"])]
+
+    assert rated(events, [0, 10]) == [
+        ("optimizer 0, head", [10], [0.1]),
+        ("optimizer 0, group 1", [10], [0.2]),
+    ]
+
+
+def test_optimizers_of_one_type_are_told_apart_by_their_models() -> None:
+    """As those of two networks that play against each other, also where both have one name."""
+    known = [
+        {"index": number, "type": "Adam", "roots": [number], "rates": [0.1]} for number in (0, 1)
+    ]
+    events = [
+        rates(0, 0.1),
+        rates(0, 0.2, optimizer=1),
+        {"kind": "optimizers", "optimizers": known},
+    ]
+
+    assert [name for name, *_ in rated(events, [0])] == ["Adam of 1st Net", "Adam of 2nd Net"]
+
+
+def test_norms_of_models_with_one_name_are_told_apart() -> None:
+    """Two models of one class are not both "Net"."""
+    sites = [
+        {"site": f"{path}:grad.norm", "kind": "grad.norm", "root": root}
+        for root, path in enumerate(("", "other"))
+    ]
+    rows = [{"site": site["site"], "step": 0, "count": 4, "sumsq": 4.0} for site in sites]
+    roots = [{"name": "Net"}, {"name": "Net", "prefix": "other"}]
+
+    labels = [curve.label for curve in curves_of(Recording.build(sites, rows, roots=roots))]
+    assert labels == ["all gradients of 1st Net", "all gradients of 2nd Net"]
+
+
+def test_the_rates_of_a_schedule_are_recorded_with_the_names_of_groups(tmp_path: Path) -> None:
+    """Of each measured step, as the optimizer stepped with them."""
+    model = nn.Linear(4, 3)
+    groups = [{"params": [model.weight], "name": "decayed"}, {"params": [model.bias], "lr": 1.0}]
+    optimizer = torch.optim.SGD(groups, 0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    with kedge.watch(tmp_path / "run.kedge", every=1, budget=None) as run:
+        run.tell = None
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+    curves = curves_of(Recording.open(tmp_path / "run.kedge"))
+
+    assert [(curve.name, curve.values.tolist()) for curve in curves if curve.kind == "rate"] == [
+        ("SGD, decayed", [0.5, 0.5, 0.25, 0.25]),
+        ("SGD, group 1", [1.0, 1.0, 0.5, 0.5]),
+    ]

@@ -67,3 +67,14 @@ def test_long_names_are_cut_in_their_middle():
     (_, line) = lead_up(before([0, 1], {name: course(1.0, 1.0)}))
 
     assert str(line) == "  enc…11…self.query.projection:out  ▄▄  1.00 → 1.00"
+
+
+def test_the_blocks_of_a_negative_loss_rise_where_it_rises():
+    """Its size would fall there; values below zero are drawn as they are."""
+    signed = SiteCourse(
+        rms=(0.5, 2.0, 1.0), absmax=(0.5, 2.0, 1.0), state=("finite",) * 3, value=(0.5, -2.0, -1.0)
+    )
+
+    lines = [str(line) for line in lead_up(before([3, 4, 5], {"loss": signed}))]
+
+    assert lines[1] == "  loss (value)  █▁▄  0.500 → -1.00"

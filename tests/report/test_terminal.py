@@ -193,10 +193,6 @@ def test_a_report_of_80_columns() -> None:
 
     assert drawn == text("""
         train.py --name 'my run'
-        cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC
-        Net: 2,410 parameters · 10 sites
-        120 steps, 12 measured · 12.3 s, 3.3 % of it for watching
-
         1 error, 2 warnings
 
         ✗ error   NAN-BORN  classifier:out, step 90
@@ -209,6 +205,10 @@ def test_a_report_of_80_columns() -> None:
             · 3 of the 8 channels of features.relu:out were never above zero.
             · 2 of the 8 channels of features.conv:out were never above zero.
             → Lower the rate.
+
+        cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC
+        Net: 2,410 parameters · 10 sites
+        120 steps, 12 measured · 12.3 s, 3.3 % of it for watching
 
           module             out trend           grad trend         update zero     ✗
         ! features.conv     1.50 ▄▄▄▄▄▄▄▄▄▄▄▄   0.632 ▁▂▂▃▄▄▅▅▆▇▇█       -   0%
@@ -230,10 +230,6 @@ def test_a_report_of_160_columns() -> None:
 
     assert drawn == text("""
         train.py --name 'my run'
-        cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC
-        Net: 2,410 parameters · 10 sites
-        120 steps, 12 measured · 12.3 s, 3.3 % of it for watching
-
         1 error, 2 warnings
 
         ✗ error   NAN-BORN  classifier:out, step 90
@@ -245,6 +241,10 @@ def test_a_report_of_160_columns() -> None:
             · 3 of the 8 channels of features.relu:out were never above zero.
             · 2 of the 8 channels of features.conv:out were never above zero.
             → Lower the rate.
+
+        cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC
+        Net: 2,410 parameters · 10 sites
+        120 steps, 12 measured · 12.3 s, 3.3 % of it for watching
 
           module         type   shape      params     out trend           grad trend         update zero     ✗
         ! features.conv  Conv2d 32x8x14x14           1.50 ▄▄▄▄▄▄▄▄▄▄▄▄   0.632 ▁▂▂▃▄▄▅▅▆▇▇█       -   0%
@@ -262,11 +262,11 @@ def test_a_report_without_findings() -> None:
     """The report of a healthy run says that it is healthy, and has no column of non-finite values."""
     assert report(network(), width=100) == text("""
         train.py --name 'my run'
+        ✓ no findings: 0 rules over 12 measured steps
+
         cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC
         Net: 2,410 parameters · 10 sites
         120 steps, 12 measured · 12.3 s, 3.3 % of it for watching
-
-        ✓ no findings: 0 rules over 12 measured steps
 
           module         type   shape      params     out trend           grad trend         update zero
           features.conv  Conv2d 32x8x14x14           1.50 ▄▄▄▄▄▄▄▄▄▄▄▄   0.632 ▁▂▂▃▄▄▅▅▆▇▇█       -   0%
@@ -285,9 +285,10 @@ def test_a_recording_of_nothing() -> None:
     """A recording without sites says so instead of a table, and claims nothing about findings."""
     assert report(Recording.build()) == text("""
         a program without a name
+        the recording has no end: the program is running, or was killed
+
         0 sites
         0 steps measured so far
-        the recording has no end: the program is running, or was killed
 
         nothing was recorded: the program called no module while it was watched
     """)
@@ -305,10 +306,13 @@ def test_a_recording_whose_sites_have_no_step() -> None:
 
 def test_a_program_that_runs_or_was_killed() -> None:
     """Without an end the report says that there is none, and how far it got."""
-    assert report(network(events=())).splitlines()[3:5] == [
-        "12 steps measured so far",
-        "the recording has no end: the program is running, or was killed; the last measured step is 110",
-    ]
+    drawn = report(network(events=())).splitlines()
+
+    assert (
+        drawn[1]
+        == "the recording has no end: the program is running, or was killed; the last measured step is 110"
+    )
+    assert "12 steps measured so far" in drawn
 
 
 def test_a_recording_that_was_cut_off() -> None:
@@ -324,7 +328,7 @@ def test_a_recording_that_was_cut_off() -> None:
         table=whole.table,
     )
 
-    assert report(torn).splitlines()[4] == "the last step was only partly written, and is left out"
+    assert report(torn).splitlines()[1] == "the last step was only partly written, and is left out"
 
 
 @pytest.mark.parametrize(
@@ -339,7 +343,7 @@ def test_a_recording_that_was_cut_off() -> None:
 )
 def test_a_program_that_failed(end: dict[str, Any], line: str) -> None:
     """How the program ended is in the head, word for word."""
-    assert report(network(events=[END | end])).splitlines()[4] == line
+    assert report(network(events=[END | end])).splitlines()[1] == line
 
 
 def test_an_odd_head_is_shown_as_it_is() -> None:
@@ -348,7 +352,8 @@ def test_an_odd_head_is_shown_as_it_is() -> None:
 
     lines = report(Recording.build(manifest=manifest)).splitlines()
 
-    assert lines[:3] == ["a[b].py", "started yesterday · rank 1 of 4", "0 sites"]
+    assert lines[0] == "a[b].py"
+    assert lines[lines.index("") + 1 :][:2] == ["started yesterday · rank 1 of 4", "0 sites"]
 
 
 def test_many_findings_of_one_rule_are_counted() -> None:
@@ -361,14 +366,14 @@ def test_many_findings_of_one_rule_are_counted() -> None:
     short = report(network(), many).split("\n\n")
     full = report(network(), many, extent=ReportExtent(most=None, folds=False)).split("\n\n")
 
-    assert short[1] == "7 info"
-    assert short[2].splitlines() == [
+    assert short[0].splitlines()[-1] == "7 info"
+    assert short[1].splitlines() == [
         "i info    DEAD-CHANNEL  in 7 places",
         *(f"    · s{i}:out is dead." for i in range(5)),
         "    → Wake it.",
         "    and 2 more: kedge check lists them",
     ]
-    assert len(full[2].splitlines()) == 1 + 7 + 1
+    assert len(full[1].splitlines()) == 1 + 7 + 1
 
 
 def deep(count: int, stem: str = "") -> Recording:
@@ -385,7 +390,7 @@ def test_a_long_model_is_cut_and_says_so() -> None:
 
     drawn = report(deep(100, "n"), [finding], extent=ReportExtent(most=4)).splitlines()
 
-    table = drawn[drawn.index("! warning ODD  n70:out, step 0") + 3 : -4]
+    table = drawn[drawn.index("! warning ODD  n70:out, step 0") + 6 : -4]
     assert [line.split()[:3] for line in table] == [
         ["module", "out", "trend"],
         ["n0", "1.00", "▄"],
@@ -426,7 +431,7 @@ def test_blocks_that_are_alike_share_a_line() -> None:
 
     table = [
         line.split()[:-2]
-        for line in drawn[drawn.index("! warning ODD  h.17.attn:out, step 0") + 4 :]
+        for line in drawn[drawn.index("! warning ODD  h.17.attn:out, step 0") + 7 :]
     ]
     assert table[: table.index([])] == [
         ["embed", "embed", "8x4", "3.00"],

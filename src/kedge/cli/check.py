@@ -107,6 +107,7 @@ class CheckCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the findings."""
+        from kedge.report.what_ran import is_written
         from kedge.rules.judgement import judge
         from kedge.rules.project_config import configured_rules
 
@@ -115,6 +116,8 @@ class CheckCommand:
         recording = open_recording(name)
         with progress("judging"):
             judgement = judge(recording, rules)
+        if is_written(recording) is False:
+            judgement = replace(judgement, ended=True)
         good = None
         if args.against is not None:
             good = _good_run(args.against, rules)
@@ -127,7 +130,7 @@ class CheckCommand:
         elif args.format == "github":
             _annotate(recording, judgement)
         else:
-            _print(judgement)
+            _print(recording, judgement)
         if good is not None and args.format != "json":
             print(_told_against(judgement, good))
         failing = FAILING[args.fail_on]
@@ -203,12 +206,12 @@ def _annotate(recording: Recording, judgement: Judgement) -> None:
         print(line)
 
 
-def _print(judgement: Judgement) -> None:
+def _print(recording: Recording, judgement: Judgement) -> None:
     from kedge.report.findings import render_findings
     from kedge.report.terminal import console_for
     from kedge.report.verdict import advice, verdict
 
     console = console_for()
-    render_findings(judgement.findings, console, limit=None)
+    render_findings(recording, judgement.findings, console, limit=None)
     for line in (verdict(judgement), *advice(judgement)):
         console.print(line, soft_wrap=True, markup=False)

@@ -108,9 +108,9 @@ class ReportCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Print or write the report."""
-        from kedge.report.head import is_written
         from kedge.report.page.redact import shareable
         from kedge.report.shown_run import ShownRun
+        from kedge.report.what_ran import is_written
         from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
 
@@ -139,9 +139,8 @@ class ReportCommand:
             render_saved(recording, console_for(), most)
             return 0
 
-        written = None
+        written = is_written(recording)
         if args.html:
-            written = is_written(recording)
             recording = shareable(recording, source=not args.no_source)
         only_sites(recording, args.sites)  # a wrong filter is refused before the work
         with progress("judging"):
@@ -286,10 +285,10 @@ def _summary(
     args: argparse.Namespace,
     rules: Sequence[Rule],
 ) -> RunSummary:
-    from kedge.report.head import is_written
     from kedge.report.page.redact import shareable
     from kedge.report.runs.summary import RunSummary
     from kedge.report.shown_run import ShownRun
+    from kedge.report.what_ran import is_written
     from kedge.rules.registry import check
 
     recording = open_recording(path)

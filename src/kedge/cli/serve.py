@@ -59,11 +59,11 @@ class ServeCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Serve the page until Ctrl-C."""
-        from kedge.report.head import is_written
         from kedge.report.page.document import condense
         from kedge.report.page.live import News, running
         from kedge.report.page.redact import shareable
         from kedge.report.shown_run import ShownRun
+        from kedge.report.what_ran import is_written
         from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
         from kedge.store.follow import Follower, Pace

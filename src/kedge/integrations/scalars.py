@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from kedge.short_text import told_apart
 from kedge.store.rows import FULL, STATISTICS
 from kedge.watch.run.sinks import Columns, Entries, rows_of
 
@@ -100,10 +101,11 @@ class Scalars:
                     yield name, value
 
     def _root(self, site: Mapping[str, Any]) -> str:
-        root = site.get("root", 0)
+        root: int = site.get("root", 0)
         if not 0 <= root < len(self._roots):
             return "model"
-        return str(self._roots[root]["name"])
+        names = told_apart([str(each["name"]) for each in self._roots])
+        return names[root]
 
 
 def _place(site: Mapping[str, Any]) -> str:

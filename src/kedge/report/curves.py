@@ -11,11 +11,12 @@ from typing import Literal
 import numpy as np
 from rich.text import Text
 
-from kedge.report.sparkline import coloured, linear, sparkline
-from kedge.rules.recorded.roots import root_paths
-from kedge.short_text import counted
+from kedge.report.sparkline import coloured, drawable, sparkline
+from kedge.rules.recorded.optimizers import events_of, optimizers
+from kedge.rules.recorded.roots import names_of, root_paths
+from kedge.short_text import counted, listed, spans, told_apart
 from kedge.shown_text import visible
-from kedge.store.events import EndEvent, LossGraphEvent
+from kedge.store.events import EndEvent, LearningRatesEvent, LossGraphEvent
 from kedge.store.recording import Recording, Rows, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints
 
@@ -23,7 +24,7 @@ KINDS = ("loss", "grad.norm")
 """The kinds of sites that are only curves."""
 
 
-_TITLES = {"loss": "loss", "norm": "gradient norm"}
+_TITLES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,25 +32,35 @@ class Curve:
     """A number for each of some steps.
 
     Attributes:
-        kind: Whether it is a loss or a norm.
-        label: The line that called backward, or the model of the gradients.
-        site: The number of its site; None if it is the sum over several sites.
+        kind: Whether it is a loss, a norm, or a learning rate.
+        label: The line that called backward, the model of the gradients, or the optimizer.
+        site: The number of its site; None if it is the sum over several sites, or a rate.
         steps: The steps with a value.
         values: The values.
         bad: Whether the value was non-finite, for each of these steps.
+        part: What it is of, where several curves with one label are drawn together: a group of the
+            optimizer.
     """
 
-    kind: Literal["loss", "norm"]
+    kind: Literal["loss", "norm", "rate"]
     label: str
     site: int | None
     steps: Ints
     values: Floats
     bad: Bools
+    part: str = ""
 
     @property
     def title(self) -> str:
         """The title of the curve."""
         return _TITLES[self.kind]
+
+    @property
+    def name(self) -> str:
+        """The label, with the part."""
+        if self.part:
+            return f"{self.label}, {self.part}"
+        return self.label
 
     @cached_property
     def finite(self) -> Floats:
@@ -59,10 +70,7 @@ class Curve:
     def drawn(self, width: int) -> Text:
         """Return the curve as a line of blocks; the scale is linear if a value is negative."""
         values = np.where(self.bad, np.nan, self.values)
-        known = values[np.isfinite(values)]
-        if len(known) and known.min() < 0:
-            values = linear(values, known.min(), known.max())
-        return coloured(sparkline(values, self.bad, width), "cyan")
+        return coloured(sparkline(drawable(values), self.bad, width), "cyan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +78,8 @@ class ScaleSeries:
     """The scale of a site's values over the measured steps.
 
     Attributes:
-        rms: One value for each measured step, NaN where there is none.
+        rms: One value for each measured step, NaN where there is none. Of a single number that was
+            negative it is that number.
         broken: Whether a value was non-finite, at that step or before the next measured one.
         last: The newest value; NaN or infinite if it was non-finite.
         broken_steps: The number of steps with non-finite values, light steps included.
@@ -85,13 +94,15 @@ class ScaleSeries:
 
     def drawn(self, width: int, style: str) -> Text:
         """Return the series as a line of blocks."""
-        return coloured(sparkline(self.rms, self.broken, width), style)
+        return coloured(sparkline(drawable(self.rms), self.broken, width), style)
 
 
 def scale_series(recording: Recording, site: SiteInfo) -> ScaleSeries:
     """Return the scale of one site over the steps of a recording."""
     rows = recording.rows(site)
     rms = recording.series(site, "rms")
+    if is_number(recording, site) and (rows.statistic("mean") < 0).any():
+        rms = recording.series(site, "mean")
     bad = non_finite(rows)
     broken = np.zeros(len(rms), dtype=bool)
     since = False
@@ -128,9 +139,10 @@ def median_series(several: Sequence[ScaleSeries]) -> ScaleSeries | None:
 
 
 def curves_of(recording: Recording) -> Iterator[Curve]:
-    """Yield the curves of a recording: the losses, and the norms of gradients."""
+    """Yield the curves of a recording: the losses, the norms of gradients, the learning rates."""
     yield from losses_of(recording)
     yield from norms_of(recording)
+    yield from rates_of(recording)
 
 
 def early_end(recording: Recording, curves: Sequence[Curve]) -> str:
@@ -174,6 +186,69 @@ def norms_of(recording: Recording) -> Iterator[Curve]:
         yield Curve("norm", label, site.id, rows.step, np.sqrt(rows.sumsq), non_finite(rows))
     if not norms:
         yield from _from_parameters(recording)
+
+
+def rates_of(recording: Recording) -> Iterator[Curve]:
+    """Yield the learning rates of each optimizer in the measured steps.
+
+    Groups whose rates are the same in every step share a curve.
+    """
+    events: dict[int, list[LearningRatesEvent]] = {}
+    for event in events_of(recording, LearningRatesEvent):
+        events.setdefault(event.optimizer, []).append(event)
+    for index, label in _optimizer_names(recording, sorted(events)).items():
+        known = events[index]
+        steps = recording.steps[recording.steps >= known[0].step]
+        newest = np.searchsorted([event.step for event in known], steps, side="right") - 1
+        groups: dict[bytes, list[int]] = {}
+        courses: dict[bytes, Floats] = {}
+        for group in range(max(len(event.rates) for event in known)):
+            each = [event.rates[group : group + 1] or (None,) for event in known]
+            rates = np.array([rate for (rate,) in each], dtype=np.float64)  # None becomes NaN
+            values = rates[newest]
+            groups.setdefault(values.tobytes(), []).append(group)
+            courses[values.tobytes()] = values
+
+        names = known[-1].names
+        for key, alike in groups.items():
+            values = courses[key]
+            seen = np.isfinite(values)
+            part = ""
+            if len(groups) > 1:
+                part = _group_names(alike, names)
+            if seen.any():
+                none = np.zeros(int(seen.sum()), dtype=bool)
+                yield Curve("rate", label, None, steps[seen], values[seen], none, part)
+
+
+def _optimizer_names(recording: Recording, indices: Sequence[int]) -> dict[int, str]:
+    """Return a name for each optimizer: its type, and its models where several have this type.
+
+    The types are recorded at the end of the program.
+    """
+    known = {optimizer.index: optimizer for optimizer in optimizers(recording) or ()}
+    types = {}
+    for index in indices:
+        types[index] = f"optimizer {index}"
+        if index in known:
+            types[index] = visible(known[index].type)
+    names = []
+    for index, name in types.items():
+        of_models = ""
+        if list(types.values()).count(name) > 1 and known[index].roots:
+            of_models = f" of {visible(names_of(recording, known[index].roots))}"
+        names.append(name + of_models)
+    return dict(zip(indices, told_apart(names), strict=True))
+
+
+def _group_names(groups: Sequence[int], names: Sequence[str | None]) -> str:
+    """Return the names of groups of an optimizer as the program has them, or their numbers."""
+    given = [name for group in groups for name in names[group : group + 1] if name]
+    if len(given) == len(groups):
+        return visible(listed(given))
+    if len(groups) == 1:
+        return f"group {groups[0]}"
+    return f"groups {spans(groups)}"
 
 
 def is_number(recording: Recording, site: SiteInfo) -> bool:
@@ -238,9 +313,7 @@ def _meaning(recording: Recording, site: SiteInfo) -> Iterator[str]:
 
 
 def _root(recording: Recording, site: SiteInfo) -> str:
-    if 0 <= site.root < len(recording.roots):
-        return visible(recording.roots[site.root].name)
-    return "the model"
+    return visible(names_of(recording, [site.root]))
 
 
 def non_finite(rows: Rows) -> Bools:

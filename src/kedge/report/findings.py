@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from kedge.report.fitted_text import cut, print_paragraph
-from kedge.report.sparkline import GAP, sparkline
+from kedge.report.program_line import ProgramLine, line_of_finding
+from kedge.report.sparkline import GAP, drawable, sparkline
 from kedge.rules.evidence import Evidence, LeadUp, SiteCourse
 from kedge.rules.rule import Finding
 from kedge.short_text import compact
+from kedge.store.recording import Recording
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}
 MARKS = {"error": "✗", "warning": "!", "info": "i"}
@@ -67,11 +69,15 @@ def grouped(findings: Iterable[Finding]) -> list[FindingGroup]:
 
 
 def render_findings(
-    findings: Sequence[Finding], console: Console, limit: int | None = SHOWN_PER_RULE
+    recording: Recording,
+    findings: Sequence[Finding],
+    console: Console,
+    limit: int | None = SHOWN_PER_RULE,
 ) -> None:
     """Print findings, grouped by rule and severity.
 
     Args:
+        recording: The recording.
         findings: The findings, the worst first.
         console: The console to print to.
         limit: The most findings of one group to show; all of them if None.
@@ -82,9 +88,12 @@ def render_findings(
         print_paragraph(head.append(f"  {group.where}"), console)
         for remedy, same in group.by_remedy(limit):
             for finding in same:
+                line = line_of_finding(recording, finding)
+                if line is not None:
+                    _print_line(line, console)
                 print_paragraph(Text(group.told(finding)), console, INDENT)
-                for line in lead_up(finding.evidence):
-                    console.print(Text(" " * INDENT).append_text(line), soft_wrap=True)
+                for course in lead_up(finding.evidence):
+                    console.print(Text(" " * INDENT).append_text(course), soft_wrap=True)
             if remedy:
                 print_paragraph(Text(remedy, "italic"), console, INDENT)
         left = len(group.findings) - len(group.findings[:limit])
@@ -92,6 +101,19 @@ def render_findings(
             more = Text(f"and {left} more: kedge check lists them", "dim")
             print_paragraph(more, console, INDENT)
         console.print()
+
+
+def _print_line(line: ProgramLine, console: Console) -> None:
+    """Print where a line of the program is, and its text; below if there is no room beside it."""
+    place = Text(line.place, "dim")
+    text = Text(line.source.text or "", "bold")
+    together = Text("  ").join([place, text])
+    together.rstrip()
+    if together.cell_len <= console.width - INDENT:
+        print_paragraph(together, console, INDENT)
+        return
+    print_paragraph(place, console, INDENT)
+    print_paragraph(text, console, 2 * INDENT)
 
 
 def lead_up(evidence: Evidence) -> list[Text]:
@@ -104,7 +126,10 @@ def lead_up(evidence: Evidence) -> list[Text]:
     steps, sites = before.steps, before.sites
     if len(steps) < 2 or not any(_measured(course) for course in sites.values()):
         return []
-    names = [cut(name, NAME) for name in sites]
+    names = []
+    for name, course in sites.items():
+        kind = " (value)" if course.value else ""
+        names.append(cut(name, NAME) + kind)
     width = max(map(len, names))
     lines = []
     for name, course in zip(names, sites.values(), strict=True):
@@ -114,12 +139,12 @@ def lead_up(evidence: Evidence) -> list[Text]:
 
 
 def _line(name: str, course: SiteCourse) -> Text:
-    rms = np.array(course.rms, np.float64)  # None becomes NaN
+    values = np.array(course.value or course.rms, np.float64)  # None becomes NaN
     states = course.state
     broken = np.array([state in ("inf", "nan") for state in states], dtype=bool)
-    drawn = sparkline(rms, broken, max(len(rms), 1)) or GAP
+    drawn = sparkline(drawable(values), broken, max(len(values), 1)) or GAP
 
-    finite = rms[np.isfinite(rms)].tolist()
+    finite = values[np.isfinite(values)].tolist()
     ends = [compact(value) for value in (*finite[:1], *finite[1:][-1:])]
     if len(broken) and broken[-1]:
         ends.append(str(states[-1]))

@@ -1,4 +1,4 @@
-"""The head of a report: the command, its start, its device, and the cost of watching."""
+"""What ran and how it ended, and its circumstances: the start, the device, the cost of watching."""
 
 from __future__ import annotations
 
@@ -8,51 +8,30 @@ from typing import Any
 
 from rich.text import Text
 
-from kedge.errors import BeingWritten, RecordingError
 from kedge.report.positions import last_positions, ranks_named
-from kedge.short_text import counted, percent, seconds
-from kedge.shown_text import typed, visible
+from kedge.report.what_ran import UNNAMED, amounts, command_of, is_written
+from kedge.rules.recorded.roots import root_names
+from kedge.short_text import counted
+from kedge.shown_text import visible
 from kedge.store.events import EndEvent, StoppedEvent
 from kedge.store.recording import Recording
-from kedge.store.writing.lock import LOCK, check_written
-
-#: The name of a program that its recording does not name.
-UNNAMED = "a program without a name"
-
-
-def command_of(manifest: Mapping[str, Any]) -> str:
-    """Return the command of a run, or its script; empty if neither is known."""
-    command = manifest.get("command")
-    if command:
-        return typed(*command)
-    return visible(str(manifest.get("script") or ""))
-
-
-def is_written(recording: Recording) -> bool | None:
-    """Whether a process still writes a recording; None if it has an end, or that is not known."""
-    if recording.end is not None or not (recording.path / LOCK).exists():
-        return None
-    try:
-        check_written(recording.path)
-    except BeingWritten:
-        return True
-    except RecordingError:
-        return None
-    return False
 
 
 def head(recording: Recording) -> Iterator[Text]:
-    """Yield the lines of a report's head."""
-    manifest = recording.manifest
-    yield Text(command_of(manifest) or UNNAMED, "bold")
-    for parts in (_circumstances(manifest), _watched(recording), _amounts(recording)):
-        line = " · ".join(parts)
-        if line:
-            yield Text(line)
+    """Yield the first lines of a report: what ran, and how it ended unless that is ordinary."""
+    yield Text(command_of(recording.manifest) or UNNAMED, "bold")
     yield from _troubles(recording)
 
 
-def _circumstances(manifest: Mapping[str, Any]) -> Iterator[str]:
+def circumstances(recording: Recording) -> Iterator[Text]:
+    """Yield the lines about the machine, what was watched, and the steps."""
+    for parts in (_machine(recording.manifest), _watched(recording), amounts(recording)):
+        line = " · ".join(parts)
+        if line:
+            yield Text(line)
+
+
+def _machine(manifest: Mapping[str, Any]) -> Iterator[str]:
     if manifest.get("device"):
         yield str(manifest["device"])
     if manifest.get("torch"):
@@ -74,24 +53,9 @@ def _moment(started: str) -> str:
 
 
 def _watched(recording: Recording) -> Iterator[str]:
-    for root in recording.roots:
-        yield f"{root.name}: {counted(root.parameters, 'parameter')}"
+    for root, name in zip(recording.roots, root_names(recording), strict=True):
+        yield f"{name}: {counted(root.parameters, 'parameter')}"
     yield counted(len(recording.sites), "site")
-
-
-def _amounts(recording: Recording) -> Iterator[str]:
-    end = recording.end
-    sampled = len(recording.steps)
-    if end is None:
-        yield f"{counted(sampled, 'step')} measured so far"
-        return
-    steps = sampled if end.steps is None else end.steps
-    yield f"{counted(steps, 'step')}, {sampled:,} measured"
-    if end.seconds and end.watching is not None:
-        share = percent(end.watching / end.seconds)
-        yield f"{seconds(end.seconds)}, {share} of it for watching"
-    elif end.seconds:
-        yield seconds(end.seconds)
 
 
 def lost_ranks(recording: Recording) -> Iterator[str]:

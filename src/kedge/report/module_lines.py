@@ -15,6 +15,7 @@ from kedge.errors import NoSuchSite
 from kedge.report.curves import ScaleSeries, median_series, scale_series
 from kedge.rules.recorded.once import once
 from kedge.rules.recorded.optimizers import unheld_parameters
+from kedge.rules.recorded.roots import root_names
 from kedge.rules.rule import Finding
 from kedge.sites.filters import SiteFilter
 from kedge.sites.folding import FEW_OUTLIERS, MOST_OUTLIERS, Folding, outliers
@@ -338,10 +339,12 @@ def lines(recording: Recording) -> tuple[ModuleLine, ...]:
     by_label: dict[str, ModuleLine] = {}
     by_path: dict[str, ModuleLine] = {}
 
+    names = root_names(recording)
+
     def line_of(site: SiteInfo, path: str, leaf: str = "") -> ModuleLine:
         name = escape(path) or "(root)"
-        if not path and site.root < len(recording.roots):
-            name = f"({recording.roots[site.root].name})"
+        if not path and site.root < len(names):
+            name = f"({names[site.root]})"
         label = name + leaf
         line = by_label.setdefault(label, ModuleLine(label, path, recording))
         by_path.setdefault(path, line)

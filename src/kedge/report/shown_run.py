@@ -6,15 +6,15 @@ It is drawn by a terminal, a page, the live screen, a table of runs and a notebo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rich.text import Text
 
 from kedge.report.curves import Curve, curves_of, early_end
-from kedge.report.head import command_of
 from kedge.report.module_lines import ModuleLine, folded, lines
 from kedge.report.module_table import marks_of
+from kedge.report.what_ran import command_of
 from kedge.rules.judgement import Judgement, judgement_of
 from kedge.rules.rule import Finding, Rule
 from kedge.store.recording import Recording
@@ -41,7 +41,13 @@ class ShownRun:
     @cached_property
     def judgement(self) -> Judgement:
         """The findings, and the rules that could not judge."""
-        return judgement_of(self.recording, self.findings, self.rules)
+        judgement = judgement_of(self.recording, self.findings, self.rules)
+        return replace(judgement, ended=self.is_over)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be recorded: the run has ended, or was killed."""
+        return self.recording.end is not None or self.written is False
 
     @property
     def command(self) -> str:
@@ -50,12 +56,12 @@ class ShownRun:
 
     @cached_property
     def curves(self) -> tuple[Curve, ...]:
-        """The losses and the norms of gradients, also those without a value."""
+        """The losses, norms and learning rates, also those without a value."""
         return tuple(curves_of(self.recording))
 
     @cached_property
     def drawn_curves(self) -> tuple[Curve, ...]:
-        """The losses and the norms of gradients that have a value."""
+        """The losses, norms and learning rates that have a value."""
         return tuple(curve for curve in self.curves if len(curve.steps))
 
     @cached_property

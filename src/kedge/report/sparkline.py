@@ -53,6 +53,17 @@ def coloured(blocks: str, style: str) -> Text:
     return text
 
 
+def drawable(values: Floats) -> Floats:
+    """Return values for a line of blocks: if one is negative, they are drawn linearly.
+
+    So the line rises where they do.
+    """
+    known = values[np.isfinite(values)]
+    if len(known) and known.min() < 0:
+        return linear(values, known.min(), known.max())
+    return values
+
+
 def linear(values: Floats, low: float, high: float) -> Floats:
     """Return values, some of them negative, such that a logarithmic scale draws them linearly."""
     return np.asarray(10 ** ((values - low) / ((high - low) or 1.0)))

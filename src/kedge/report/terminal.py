@@ -14,13 +14,12 @@ from rich.text import Text
 from kedge.report.apart import apart_blocks, sentence
 from kedge.report.findings import SHOWN_PER_RULE, STYLES, render_findings
 from kedge.report.fitted_text import cut, print_paragraph
-from kedge.report.head import head
+from kedge.report.head import circumstances, head
 from kedge.report.module_lines import FoldedLine, ModuleLine, folded, matching
 from kedge.report.module_table import columns
 from kedge.report.shown_run import ShownRun
 from kedge.report.table import drawn, header
 from kedge.report.verdict import advice, left_open, tally, verdict
-from kedge.rules.rule import SEVERITIES
 from kedge.short_text import compact, counted
 
 PLAIN_WIDTH = 100
@@ -83,7 +82,7 @@ def render(
     console: Console,
     extent: ReportExtent | None = None,
 ) -> None:
-    """Print a report: the run, the findings, and a table of the modules in data-flow order.
+    """Print a report: the verdict, then the run, its curves, and its modules in data-flow order.
 
     Args:
         shown_run: The recording with its findings.
@@ -101,8 +100,10 @@ def render(
 
     for text in head(recording):
         print_paragraph(text, console)
-    console.print()
     _render_verdict(shown_run, console, extent)
+    for text in circumstances(recording):
+        print_paragraph(text, console)
+    console.print()
     if extent.sites is None:
         _render_curves(shown_run, console)
     if not recording.sites:
@@ -126,14 +127,13 @@ def _render_verdict(
     judgement = shown_run.judgement
     findings = judgement.findings
     if not findings and not judgement.measured:
+        console.print()
         return
     if findings:
-        present = {finding.severity for finding in findings}
-        worst = next(severity for severity in SEVERITIES if severity in present)
-        print_paragraph(Text(tally(findings), STYLES[worst]), console)
+        print_paragraph(Text(tally(findings), STYLES[findings[0].severity]), console)
         console.print()
         limit = None if extent.most is None else SHOWN_PER_RULE
-        render_findings(findings, console, limit)
+        render_findings(shown_run.recording, findings, console, limit)
     else:
         style = "green" if judgement.complete else ""
         print_paragraph(Text(verdict(judgement), style), console)
@@ -149,12 +149,12 @@ def _render_verdict(
 
 
 def _render_curves(shown_run: ShownRun, console: Console) -> None:
-    """Print the losses and the norms of gradients, each with its first and last value."""
+    """Print the losses, norms and learning rates, each with its first and last value."""
     found = shown_run.drawn_curves
     for curve in found[:_MOST_CURVES]:
         ends = f"{compact(curve.values[0]):>7} → {compact(curve.values[-1]):<7}"
         text = Text(f"  {curve.title:13} {ends} ").append_text(curve.drawn(_CURVE_WIDTH))
-        text.append(f"  {cut(curve.label, console.width - text.cell_len - 2)}", "dim")
+        text.append(f"  {cut(curve.name, console.width - text.cell_len - 2)}", "dim")
         console.print(text)
     if len(found) > _MOST_CURVES:
         more = counted(len(found) - _MOST_CURVES, "curve")

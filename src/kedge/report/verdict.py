@@ -36,18 +36,43 @@ def verdict(judgement: Judgement, most: int | None = None) -> str:
         judgement: The judgement of the rules on a recording.
         most: The most rules to name that could not judge; all of them if None.
     """
+    found = headline(judgement)
+    if judgement.is_passed:
+        found = f"✓ {found}"
+    if not judgement.complete:
+        return "; ".join([found, *left_open(judgement, most)])
+    if judgement.findings:
+        found = f"{found}: {extent(judgement)}"
+    if judgement.idle:
+        found = f"{found}; {without_work(judgement.idle, most)}"
+    return found
+
+
+def headline(judgement: Judgement) -> str:
+    """Return the number of findings; if there are none, how much was judged, or that there may be more."""
     found = tally(judgement.findings)
-    if judgement.complete:
-        if judgement.is_passed:
-            found = f"✓ {found}"
-        asked = counted(judgement.judged, "rule")
-        found = f"{found}: {asked} over {counted(judgement.measured, 'measured step')}"
-        if judgement.idle:
-            found = f"{found}; {without_work(judgement.idle, most)}"
+    if judgement.findings:
         return found
-    if not judgement.findings and not judgement.ended:
-        found = f"{found} so far"
-    return "; ".join([found, *left_open(judgement, most)])
+    if judgement.complete:
+        return f"{found}: {extent(judgement)}"
+    if judgement.ended:
+        return found
+    return f"{found} so far"
+
+
+def extent(judgement: Judgement) -> str:
+    """Return how many rules have judged, over how many steps."""
+    rules = counted(judgement.judged, "rule")
+    return f"{rules} over {counted(judgement.measured, 'measured step')}"
+
+
+def tone(judgement: Judgement) -> str:
+    """Return how bad the verdict is: the worst severity, or "fine" for a run that has passed."""
+    if judgement.findings:
+        return judgement.findings[0].severity
+    if judgement.is_passed:
+        return "fine"
+    return ""
 
 
 def left_open(judgement: Judgement, most: int | None = None) -> Iterator[str]:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
+from kedge.frames import SourceLine
 from kedge.json_input.classes import as_json, left_out
 from kedge.short_text import compact, percent
 
@@ -124,11 +125,13 @@ class SiteCourse:
         rms: The root mean squares.
         absmax: The largest magnitudes.
         state: Whether the values were "finite", "inf" or "nan".
+        value: The values themselves, of a loss that was negative.
     """
 
     rms: Sequence[float | None]
     absmax: Sequence[float | None]
     state: Sequence[str | None]
+    value: Sequence[float | None] = left_out(())
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,10 @@ class Evidence:
 
     def lead_up(self) -> LeadUp | None:
         """Return the steps before the finding; None if it does not rest on them."""
+        return None
+
+    def culprit(self) -> SourceLine | None:
+        """Return the program's line that has the fault; None if it is not known."""
         return None
 
     def _shown(self) -> Iterator[tuple[str, Shown, Any]]:

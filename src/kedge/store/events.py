@@ -458,12 +458,14 @@ class LearningRatesEvent(RunEvent):
     Attributes:
         optimizer: The number of the optimizer.
         rates: The rate of each of its groups; None for one that is not known.
+        names: The name of each group, if the program gives its groups names.
     """
 
     kind = "learning-rates"
     step: int
     optimizer: Count = 0
     rates: tuple[float | None, ...]
+    names: tuple[str | None, ...] = left_out(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -648,6 +650,36 @@ class LossGraphEvent(RunEvent):
     broadcast: Broadcast | None = left_out(None)
     unscaled: bool = False
     ascends: bool = left_out(False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationLine:
+    """The program's line of an operation behind a loss.
+
+    Attributes:
+        node: The name of its autograd node.
+        shape: The shape of its result; None if that is not known.
+        source: The line; None if it is not known.
+    """
+
+    node: str
+    shape: tuple[Count, ...] | None = left_out(None)
+    source: SourceLine | None = left_out(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossLinesEvent(RunEvent):
+    """The program's lines of the operations that the graph of a loss names.
+
+    Attributes:
+        operations: First those along the first input of each, as in the event of the graph, then
+            other softmaxes.
+    """
+
+    kind = "loss-lines"
+    step: int
+    site: str
+    operations: tuple[OperationLine, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,18 +6,20 @@ Reading needs numpy alone, and a :class:`Recording` is a value: it never changes
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from kedge.calls.arguments import called_as, described
 from kedge.errors import NoSuchRank, WrongCall
 from kedge.files.given_path import given_path
+from kedge.notebook import paragraph
+from kedge.short_text import counted
 from kedge.store.events import (
     EndEvent,
     LedgerEvent,
@@ -41,6 +43,14 @@ Entry = Mapping[str, Any]
 AnyEvent = TypeVar("AnyEvent", bound=RunEvent)
 
 
+@dataclass(frozen=True)
+class Display:
+    """What shows a recording to people: in a terminal, and in a notebook."""
+
+    text: Callable[[Recording], str]
+    html: Callable[[Recording], str]
+
+
 @called_as('kedge.Recording.open("run.kedge")')
 @dataclass(frozen=True, eq=False)
 class Recording:
@@ -57,15 +67,31 @@ class Recording:
         events: The events of the run, such as its end; see `kedge.store.events`.
         truncated: Whether an incomplete last batch or event was left out.
         table: The statistics of every site and step.
+        display: What shows a recording with its verdict; the rules are needed for that, so
+            `kedge.report` sets it.
     """
 
     path: Path
-    manifest: Entry = field(repr=False)
+    manifest: Entry
     roots: tuple[Root, ...]
-    sites: tuple[SiteInfo, ...] = field(repr=False)
-    events: tuple[RunEvent, ...] = field(repr=False)
+    sites: tuple[SiteInfo, ...]
+    events: tuple[RunEvent, ...]
     truncated: bool
-    table: StatsTable | RankedTable = field(repr=False)
+    table: StatsTable | RankedTable
+    display: ClassVar[Display | None] = None
+
+    def __repr__(self) -> str:
+        """What ran, the verdict, the first findings, and what to call next."""
+        if self.display is not None:
+            return self.display.text(self)
+        known = counted(len(self.sites), "site")
+        return f"<{_name(self.path)}: {known}, {counted(len(self.steps), 'measured step')}>"
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook, with a table of the findings."""
+        if self.display is not None:
+            return self.display.html(self)
+        return paragraph(repr(self))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Recording:

@@ -85,12 +85,14 @@ def test_it_opens_waits_and_follows_to_the_end(run) -> None:
         await screen.until(lambda: screen.shown == list(PATHS))
         assert screen.app.reader.state is RunState.RUNNING
         assert "step 0, 1 measured" in screen.text("#head")
+        assert screen.text("#found") == "no findings so far"
         run.go_on(4)
         await screen.until(lambda: "step 40, 5 measured" in screen.text("#head"))
         assert "blocks.1.attn" in screen.drawn()
         assert "32.0" in screen.drawn()
         run.end()
         await screen.until(lambda: "ended" in screen.text("#head"))
+        assert screen.text("#found") == "no findings"
 
     drive(run.path, steps)
 

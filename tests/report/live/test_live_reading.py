@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kedge.report.head import is_written
 from kedge.report.live.detail import detail
 from kedge.report.live.heading import heading
 from kedge.report.live.reading import QUIET, RunReader, RunState
 from kedge.report.module_lines import lines
+from kedge.report.what_ran import is_written
 from kedge.store.recording import Recording
 from kedge.store.writing.lock import LOCK
 
@@ -95,6 +95,7 @@ def test_a_killed_run_is_reported(run, clock) -> None:
     clock.now += 2 * QUIET
     assert (reader.read(), reader.state) == (True, RunState.KILLED)
     assert "the program was killed" in heading(reader).plain
+    assert reader.shown_run.judgement.ended
 
     late = RunReader(run.path, clock=clock)
     late.read()

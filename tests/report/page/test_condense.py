@@ -123,7 +123,12 @@ def test_a_spike_and_a_nan_of_one_step_survive() -> None:
     recording = chain(10_000, {1234: 1e6, 7777: NAN})
     document = condense(ShownRun(recording, [], ()))
 
-    assert document.described["columns"] == {"count": MOST, "single": False, "steps": 10_000}
+    assert document.described["columns"] == {
+        "count": MOST,
+        "single": False,
+        "steps": 10_000,
+        "end": None,
+    }
     scale, least = sheet(document, "rms", 0), sheet(document, "rms.least", 0)
     assert scale.max() == pytest.approx(1e6)
     assert (scale > 2).sum() == 1
@@ -291,6 +296,32 @@ def test_without_source_no_file_and_no_line_of_the_program_is_shown(recording: R
         assert (word in pages[False], word in pages[True]) == (True, False)
     assert "train.py" in pages[True]
     assert "FileNotFoundError" in pages[True]
+
+
+def test_without_source_no_event_has_a_line_of_the_program() -> None:
+    """Wherever a line stands in an event, it is left out; the rest of the event stays."""
+    line = {"file": "secret.py", "line": 9, "function": "fit", "text": "x.softmax(1)"}
+    events = [
+        {
+            "kind": "dropouts",
+            "step": 0,
+            "site": "loss",
+            "dropouts": [{"kept": 0.1, "source": line}],
+        },
+        {"kind": "modes", "step": 0, "root": 0, "training": False, "eval_calls": [line]},
+        {
+            "kind": "loss-lines",
+            "step": 1,
+            "site": "loss",
+            "operations": [{"node": "SoftmaxBackward0", "shape": [8, 3], "source": line}],
+        },
+    ]
+    shown = shareable(Recording.build(events=events), source=False)
+
+    assert "secret.py" in str(Recording.build(events=events).events)
+    assert "secret.py" not in str(shown.events)
+    assert [event.kind for event in shown.events] == ["dropouts", "modes", "loss-lines"]
+    assert shown.events[2].entry()["operations"] == [{"node": "SoftmaxBackward0", "shape": [8, 3]}]
 
 
 def test_without_source_an_operation_keeps_its_name_alone(recording: Recording) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from kedge.rules.evidence import Evidence
 from kedge.rules.gradients.grad_vanish import GradVanishEvidence
 from kedge.rules.rule import Finding
+from kedge.store.events import EndEvent
 from kedge.store.recording import Recording
 from kedge.watch.steps.budget import ALLOWANCE
 from tests.report.page.runs import Run
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.timing
 
 NAN = float("nan")
 TIMES = "\N{MULTIPLICATION SIGN}"
+TO = "\N{EN DASH}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +63,11 @@ def test_the_page_opens_from_disk_and_asks_nobody(shown: Any, tab: Any) -> None:
 
 
 def test_findings_come_first_with_evidence_remedy_and_source(shown: Any) -> None:
-    """After the loss stands what is wrong: where, since when, what to do, the line of source, and a figure."""
+    """First stands what is wrong: where, since when, what to do, the line of source, and a figure."""
     sections = shown.eval_on_selector_all("main > section", "all => all.map(one => one.id)")
     finding = shown.locator(".finding").first
 
-    assert sections == ["run", "findings", "curves", "heat", "depth", "saved", "modules"]
+    assert sections == ["findings", "run", "curves", "heat", "depth", "saved", "modules"]
     assert "NAN-BORN" in finding.inner_text()
     assert "relu1:out" in finding.inner_text()
     assert "step 6" in finding.inner_text()
@@ -78,6 +80,126 @@ def test_findings_come_first_with_evidence_remedy_and_source(shown: Any) -> None
     finding.locator("summary").click()
     assert "Meaning:" in finding.locator("pre").inner_text()
     assert not shown.locator("#panel").is_visible()
+
+
+def test_a_page_begins_with_the_verdict(
+    broken: Recording, saved: Callable[..., str], tab: Any
+) -> None:
+    """The number of findings stands above all, and a run that ended with errors has no tick."""
+    page = tab.open(saved(broken))
+    assert page.locator("#verdict").inner_text().split("\n")[1:] == ["1 error"]
+    assert page.locator("#verdict").get_attribute("class") == "error"
+    assert page.locator("main").inner_text().split()[1:3] == ["1", "error"]
+    assert page.locator("#status .pill").inner_text() == "ended"
+    assert "✓" not in page.locator("header.bar").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("severities", "numbers"),
+    [
+        (
+            ("error", "warning", "warning", "info"),
+            {"1 error": "1", "2 warnings": "2", "1 info": "1"},
+        ),
+        (("info",), {"1 info": "1"}),
+    ],
+)
+def test_a_narrow_page_keeps_the_numbers_of_findings(
+    severities: tuple[str, ...],
+    numbers: dict[str, str],
+    broken: Recording,
+    saved: Callable[..., str],
+    tab: Any,
+) -> None:
+    """All of them are in the bar, and in view, however long the state of the run is."""
+    tab.page.set_viewport_size({"width": 390, "height": 800})
+    running = replace(broken, events=tuple(e for e in broken.events if not isinstance(e, EndEvent)))
+    found = [Finding("ODD", severity, "relu1:out", 1, "It is odd.") for severity in severities]
+    for recording in (broken, running):
+        page = tab.open(saved(recording, found))
+        shown = page.locator("#status .tally")
+        for title, number in numbers.items():
+            tally = page.locator(f"#status .tally[title='{title}']")
+            assert tally.is_visible()
+            assert number in tally.inner_text()
+            box = tally.bounding_box()
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= page.locator("#filter").bounding_box()["x"]
+        assert shown.count() == len(numbers)
+
+
+def test_a_narrow_page_keeps_the_scales_of_modules(
+    broken: Recording, saved: Callable[..., str], tab: Any
+) -> None:
+    """The figures of a module stand in a second line, each with its title."""
+    tab.page.set_viewport_size({"width": 390, "height": 800})
+    page = tab.open(saved(broken))
+    row = page.locator(".tree .row", has=page.locator("[data-path='conv1']"))
+    name = row.locator(".name").bounding_box()
+    for title in ("rms", "gradient"):
+        figure = row.locator(f"[data-title='{title}']")
+        assert figure.is_visible()
+        assert figure.inner_text()
+        assert figure.bounding_box()["y"] > name["y"]
+        before = figure.evaluate("one => getComputedStyle(one, '::before').content")
+        assert title in before
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_steps_that_were_not_measured_are_a_gap(saved: Callable[..., str], tab: Any) -> None:
+    """The map has colours where a step was measured, and none between there and the next one, or the end."""
+    rows = [
+        {"site": "a:out", "step": step, "count": 4, "sumsq": 4.0 * (1 + step)}
+        for step in (0, 1, 2, 40, 50)
+    ]
+    end = {"kind": "end", "exit": 0, "steps": 100}
+    page = tab.open(saved(Recording.build(["a:out"], rows, events=[end]), []))
+    held = page.eval_on_selector("#cells", "canvas => ({...canvas.dataset})")
+    left, plot, top = (float(held[name]) for name in ("left", "plot", "top"))
+
+    def at(share: float) -> dict[str, float]:
+        return {"x": left + share * plot, "y": top + float(held["row"]) / 2}
+
+    panel = [255, 255, 255, 255]
+    blank = page.evaluate("getComputedStyle(document.querySelector('#heat')).backgroundColor")
+    assert blank == "rgb(255, 255, 255)"
+    for share, measured in (
+        (0.003, True),
+        (0.2, False),
+        (0.402, True),
+        (0.45, False),
+        (0.9, False),
+    ):
+        colour = colour_at(page, at(share))
+        assert (colour not in (panel, [0, 0, 0, 0])) is measured, share
+    page.locator("#cells").hover(position=at(0.2))
+    assert f"then steps 3{TO}39 not measured" in page.locator(".tip").inner_text()
+    page.locator("#cells").hover(position=at(0.9))
+    assert f"then steps 51{TO}99 not measured" in page.locator(".tip").inner_text()
+    assert "not measured" in page.locator("#heat .legend").inner_text()
+
+
+def test_the_groups_of_an_optimizer_share_a_chart(saved: Callable[..., str], tab: Any) -> None:
+    """A curve for each group, by its name."""
+    rows = [{"site": ":out", "step": step, "count": 4, "sumsq": 4.0} for step in range(5)]
+    events = [
+        {"kind": "learning-rates", "step": 0, "rates": [0.1, 0.2], "names": ["body", "head"]},
+        {"kind": "learning-rates", "step": 3, "rates": [0.01, 0.02], "names": ["body", "head"]},
+        {"kind": "learning-rates", "step": 0, "optimizer": 1, "rates": [0.3]},
+    ]
+    page = tab.open(saved(Recording.build([":out"], rows, events=events), []))
+    figures = page.locator("#curves-body figure")
+
+    assert figures.locator("figcaption").all_inner_texts() == [
+        "learning rate optimizer 0",
+        "learning rate optimizer 1",
+    ]
+    assert figures.first.locator("canvas").count() == 1
+    for part, told in (
+        (".u-label", ["step", "body", "head"]),
+        (".u-value", ["4", "0.0100", "0.0200"]),
+    ):
+        assert figures.first.locator(part).all_inner_texts() == told
 
 
 def test_a_figure_over_the_depth_has_its_words_above_and_not_in_its_legend(
@@ -303,7 +425,7 @@ def test_the_depth_picture_says_what_fits_a_format(shown: Any) -> None:
 
 def test_the_head_tells_what_ran_and_what_it_cost(shown: Any) -> None:
     """Command, versions, device, steps, what the watching took and its budget stand at the top."""
-    text = shown.locator("#run").inner_text().replace("\n", " ")
+    text = shown.locator("main").inner_text().replace("\n", " ")
 
     for words in (
         "/home/ada/secret/train.py --lr 1",

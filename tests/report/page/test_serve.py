@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from kedge.cli.main import main
-from kedge.report.head import head, is_written
+from kedge.report.head import circumstances, head
 from kedge.report.page import live
 from kedge.report.page.document import condense
 from kedge.report.page.live import News, PageServer, running
 from kedge.report.shown_run import ShownRun
+from kedge.report.what_ran import is_written
 from kedge.rules.registry import check
 from kedge.store.events import Position, PositionEvent
 from kedge.store.follow import Follower
@@ -89,7 +90,7 @@ def test_the_page_follows_a_run_and_keeps_the_readers_place(
 
     made.end()
     server.news.refresh()
-    page.wait_for_selector(".pill.fine")
+    page.locator(".pill", has_text="ended").wait_for()
     assert page.locator("#quantity option").count() > 5
 
 
@@ -272,7 +273,8 @@ def test_the_page_and_the_report_tell_a_killed_run_from_a_running_one(
     server = PageServer(news)
     with running(server):
         page = tab.open(server.address)
-        assert page.locator("#status").inner_text() == "running"
+        assert page.locator("#status .pill").inner_text() == "running"
+        assert "1 measured so far" in page.locator("#facts").inner_text()
         assert "the program is running; the last" in str(
             list(head(Recording.open(follower.path)))[-1]
         )
@@ -290,11 +292,13 @@ def test_the_page_and_the_report_tell_a_killed_run_from_a_running_one(
         made.writer.close()
         news.refresh()
         page.wait_for_selector(".pill.error")
-        assert page.locator("#status").inner_text() == "✗ killed: the recording has no end"
+        assert page.locator("#status .pill").inner_text() == "✗ killed: the recording has no end"
         assert page.locator("#troubles").inner_text() == (
             "The program was last seen in the forward of fc, step 1, at 10:00:08 UTC, "
             "first seen there 8 s before."
         )
+        assert "so far" not in page.locator("main").inner_text()
+        assert "1 step measured" in map(str, circumstances(Recording.open(follower.path)))
         *_, killed, seen = map(str, head(Recording.open(follower.path)))
         assert "the program was killed, or could not write any more; the last" in killed
         assert "was last seen in the forward of fc, step 1" in seen

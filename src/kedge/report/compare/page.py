@@ -12,11 +12,11 @@ from kedge.compare.verdict import Verdict
 from kedge.report.compare.document import document
 from kedge.report.compare.head import Names, told_parting
 from kedge.report.compare.module_lines import MOST_MODULES, in_order_of_parting, lines, shown_folds
-from kedge.report.head import command_of
 from kedge.report.page.document import Document, described_site
 from kedge.report.page.render import assembled, asset, bundled
 from kedge.report.page.sheets import ABSENT, BROKEN, FINITE, MANY, Sheet, Sheets, shown_steps
 from kedge.report.page.step_bins import Bins, Grouping
+from kedge.report.what_ran import command_of
 from kedge.store.rows import Floats
 
 #: The report's scripts that draw a heat-map, each after those it imports from.

@@ -21,7 +21,7 @@ from kedge.report.live.heading import heading
 from kedge.report.live.reading import RunReader
 from kedge.report.module_lines import ModuleLine, folded, matching
 from kedge.report.shown_run import ShownRun
-from kedge.report.verdict import tally
+from kedge.report.verdict import headline, tally
 from kedge.rules.rule import Finding, Rule
 
 #: The least seconds between two readings, and the pause as a multiple of a reading: it takes at
@@ -137,16 +137,16 @@ class LiveApp(App[KedgeError | None]):
         """Draw the newest state."""
         shown_run = self.reader.shown_run
         self.query_one("#head", Static).update(heading(self.reader))
-        findings: Sequence[Finding] = ()
+        found = Text("")
         shown: Sequence[ModuleLine] = ()
         problem = ""
         marks: Mapping[str, Text] = {}
         if shown_run is not None:
-            findings = shown_run.findings
+            found = _found(shown_run)
             shown, problem = _chosen(shown_run, self._pattern)
             marks = shown_run.marks([*shown_run.lines, *shown])
-        self.query_one("#found", Static).update(_found(findings))
-        self.query_one("#findings").display = bool(findings)
+        self.query_one("#found", Static).update(found)
+        self.query_one("#findings").display = bool(found)
         note = self.query_one("#problem", Static)
         note.update(Text(problem, "yellow"))
         note.display = bool(problem)
@@ -221,10 +221,17 @@ def _chosen(shown_run: ShownRun, pattern: str) -> tuple[Sequence[ModuleLine], st
         return shown_run.folds, str(error)
 
 
-def _found(findings: Sequence[Finding]) -> Text:
-    if not findings:
-        return Text("")
-    lines = [Text(tally(findings), "bold")]
+def _found(shown_run: ShownRun) -> Text:
+    """Return the verdict, and a line for each finding."""
+    findings = shown_run.findings
+    if findings:
+        lines = [Text(tally(findings), STYLES[findings[0].severity])]
+    elif shown_run.is_over:
+        judgement = shown_run.judgement
+        style = "green" if judgement.is_passed else "dim"
+        lines = [Text(headline(judgement), style)]
+    else:
+        lines = [Text("no findings so far", "dim")]
     for finding in findings:
         mark = (f"{MARKS[finding.severity]} {finding.code:<14} ", STYLES[finding.severity])
         lines.append(Text.assemble(mark, (f"{finding.site}  ", "bold"), finding.message))

@@ -119,7 +119,7 @@ def _curve(recording: Recording, site: SiteInfo, name: str, width: int) -> list[
     wide = max(width - SCALE_WIDTH - 3, 8)
     drawn = plot(_to_scale(recording, site, name), wide, HEIGHT)
     if drawn is None:
-        said = Text(f"no finite value of {name} was recorded yet", "dim")
+        said = Text(f"no finite value of {name} is recorded", "dim")
         return [said, *[Text("")] * HEIGHT]
 
     scale = {0: compact(drawn.high), HEIGHT - 1: compact(drawn.low)}
@@ -152,7 +152,7 @@ def _figures(recording: Recording, site: SiteInfo) -> list[Text]:
     """Return every statistic of the newest step in which the site was measured, two in a line."""
     seen = np.flatnonzero(~np.isnan(recording.series(site, "count")))
     if not len(seen):
-        return [Text("no step was measured yet", "dim")]
+        return [Text("no measured step is recorded", "dim")]
     newest = int(seen[-1])
     broken = recording.series(site, "nonfinite")[newest] > 0
     cells = []

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from kedge.report.head import UNNAMED, stopped_writing
+from kedge.report.head import stopped_writing
 from kedge.report.live.reading import RunReader, RunState
 from kedge.report.positions import last_positions
 from kedge.report.shown_run import ShownRun
+from kedge.report.what_ran import UNNAMED
 from kedge.short_text import compact, counted, percent, seconds
 from kedge.store.recording import Recording
 
@@ -60,6 +61,8 @@ def _progress(shown_run: ShownRun) -> Iterator[str]:
             yield seconds(recording.end.seconds)
     elif len(recording.steps):
         yield f"step {recording.steps[-1]:,}, {len(recording.steps):,} measured"
+    elif shown_run.is_over:
+        yield "no step measured"
     else:
         yield "no step measured yet"
     if shown_run.pace is not None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
-from kedge.report.head import is_written
 from kedge.report.shown_run import ShownRun
+from kedge.report.what_ran import is_written
 from kedge.rules.paced_check import PacedCheck
 from kedge.rules.rule import Rule
 from kedge.store.follow import Follower, Pace
@@ -68,6 +68,8 @@ class RunReader:
         checked = self._check_when_due()
         before = self.state
         self.state = self._judged()
+        if self.shown_run is not None and self.state is RunState.KILLED:
+            self.shown_run = replace(self.shown_run, written=False)
         return recording is not None or checked or self.state is not before
 
     def _take(self, recording: Recording) -> None:

@@ -16,8 +16,10 @@ from kedge.report.page.modules import folds_of, groups_of, modules_of, owners_of
 from kedge.report.page.sheets import sheets_of, shown_steps
 from kedge.report.page.step_bins import Bins, Grouping
 from kedge.report.positions import last_positions
+from kedge.report.program_line import line_of_finding, line_of_site
 from kedge.report.shown_run import ShownRun
-from kedge.report.verdict import advice, lack_of
+from kedge.report.verdict import advice, headline, lack_of, tone, without_work
+from kedge.rules.recorded.roots import root_names
 from kedge.rules.registry import by_code, explain
 from kedge.rules.rule import Finding, Rule
 from kedge.short_text import for_json
@@ -75,15 +77,23 @@ def condense(shown_run: ShownRun) -> Document:
         if rule.code in codes:
             explained[rule.code] = explain(rule.code, rules)
     roots = [
-        {"name": root.name, "prefix": root.prefix, "parameters": root.parameters}
-        for root in recording.roots
+        {"name": name, "prefix": root.prefix, "parameters": root.parameters}
+        for root, name in zip(recording.roots, root_names(recording), strict=True)
     ]
     sites = []
     for site, group in zip(recording.sites, groups_of(recording), strict=True):
         sites.append(_site(recording, site) | {"group": group})
+    said = headline(judgement)
+    if not findings and not judgement.measured:
+        said = "nothing was judged: no step was measured"
+        if not judgement.ended:
+            said = "nothing is judged yet: no step has been measured"
+    idle = ""
+    if not findings and judgement.complete and judgement.idle:
+        idle = without_work(judgement.idle)
     described = {
         "run": _head(shown_run),
-        "rules": len(rules),
+        "verdict": {"said": said, "tone": tone(judgement), "idle": idle},
         "unjudged": [{"code": lack.code, "said": lack_of(lack)} for lack in judgement.unjudged],
         "unseen": list(judgement.unseen),
         "advice": list(advice(judgement)),
@@ -95,7 +105,12 @@ def condense(shown_run: ShownRun) -> Document:
         ],
         "roots": roots,
         "sites": sites,
-        "columns": {"count": len(bins), "single": bins.single, "steps": len(shown)},
+        "columns": {
+            "count": len(bins),
+            "single": bins.single,
+            "steps": len(shown),
+            "end": None if recording.end is None else recording.end.steps,
+        },
         "sheets": sheets,
         "ranks": ranks,
         "curves": packed_curves(shown_run.curves),
@@ -127,8 +142,9 @@ def _site(recording: Recording, site: SiteInfo) -> dict[str, Any]:
     shown = described_site(site)
     if is_number(recording, site):
         shown["number"] = True
-    if site.source:
-        shown["source"] = asdict(site.source)
+    line = line_of_site(site)
+    if line is not None:
+        shown["line"] = line.entry()
     return shown
 
 
@@ -144,7 +160,9 @@ def packed_curves(curves: Iterable[Curve], most: int = MOST_POINTS) -> list[dict
         bad = groups.fold(curve.bad.astype(np.float64), "most") > 0
         entry: dict[str, Any] = {
             "kind": curve.kind,
+            "title": curve.title,
             "label": curve.label,
+            "part": curve.part,
             "site": curve.site,
             "points": len(bins),
             "step": packed(bins.last.astype(np.float64), "f8"),
@@ -165,6 +183,10 @@ def _finding(recording: Recording, finding: Finding, rule: Rule | None) -> dict[
     shown["evidence"] = for_json(shown["evidence"])
     shown["figure"] = figure(recording, finding, rule)
     shown["words"] = finding.words()
+    shown["line"] = None
+    line = line_of_finding(recording, finding)
+    if line is not None:
+        shown["line"] = line.entry()
     return shown
 
 
@@ -190,6 +212,7 @@ def _head(shown_run: ShownRun) -> dict[str, Any]:
     shown["ranks"] = len(recording.ranks)
     shown["early"] = shown_run.early
     shown["written"] = shown_run.written
+    shown["over"] = shown_run.is_over
     shown["pace"] = shown_run.pace
     running = shown_run.written is True
     shown["positions"] = list(last_positions(recording, running=running))

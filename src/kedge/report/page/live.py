@@ -30,10 +30,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import monotonic
 from typing import Any
 
-from kedge.report.head import is_written
 from kedge.report.page.document import Document
 from kedge.report.page.metrics import CONTENT_TYPE, metrics_of
 from kedge.report.page.render import news_of, page_of
+from kedge.report.what_ran import is_written
 from kedge.store.follow import Follower
 from kedge.store.recording import Recording
 

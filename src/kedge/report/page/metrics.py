@@ -95,7 +95,7 @@ def _metrics(described: Mapping[str, Any]) -> Iterator[Metric]:
         "Share of the run's time that watching took.",
         run.get("slowdown"),
     )
-    newest: dict[str, list[Sample]] = {"loss": [], "norm": []}
+    newest: dict[str, list[Sample]] = {"loss": [], "norm": [], "rate": []}
     for curve in curves:
         newest[curve["kind"]].append(({"site": _site(described, curve)}, curve["newest"][1]))
     yield Metric(
@@ -109,6 +109,12 @@ def _metrics(described: Mapping[str, Any]) -> Iterator[Metric]:
         "gauge",
         "The newest norm of all gradients of a model.",
         newest["norm"],
+    )
+    yield Metric(
+        "kedge_learning_rate",
+        "gauge",
+        "The newest learning rate of the groups of an optimizer.",
+        newest["rate"],
     )
 
     by_severity = Counter(finding["severity"] for finding in findings)
@@ -163,9 +169,9 @@ def _single(
 
 
 def _site(described: Mapping[str, Any], curve: Mapping[str, Any]) -> str:
-    """Return the site of a curve; its label, if it is the sum over several sites."""
+    """Return the site of a curve; its name, if it has none."""
     if curve["site"] is None:
-        return str(curve["label"])
+        return ", ".join(filter(None, (curve["label"], curve["part"])))
     return str(described["sites"][curve["site"]]["site"])
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kedge.frames import SourceLine
 from kedge.store.events import (
     BadOperation,
     EndEvent,
-    LossOperationEvent,
     OperationsEvent,
-    PositionEvent,
     ProducerEvent,
     RunEvent,
     SavedEvent,
@@ -70,21 +69,26 @@ def _event(event: RunEvent) -> RunEvent:
     if isinstance(event, ProducerEvent):
         among = tuple(replace(possible, file=None, line=None) for possible in event.among)
         return replace(event, file=None, line=None, function=None, text=None, among=among)
-    if isinstance(event, LossOperationEvent):
-        return replace(event, source=None)
-    if isinstance(event, PositionEvent):
-        return replace(event, position=replace(event.position, source=None))
-    if isinstance(event, EndEvent):
-        return _end(event)
-    return event
-
-
-def _end(event: EndEvent) -> EndEvent:
-    if event.error:
+    if isinstance(event, EndEvent) and event.error:
         event = replace(event, error=event.error.partition(":")[0])
-    if event.position is not None:
-        event = replace(event, position=replace(event.position, source=None))
-    return event
+    without: RunEvent = _without_lines(event)
+    return without
+
+
+def _without_lines(value: Any) -> Any:
+    """Return a part of an event without the program's lines in it."""
+    if isinstance(value, tuple):
+        return tuple(_without_lines(each) for each in value if not isinstance(each, SourceLine))
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    changed: dict[str, Any] = {}
+    for each in fields(value):
+        held = getattr(value, each.name)
+        if isinstance(held, SourceLine):
+            changed[each.name] = None
+        elif isinstance(held, tuple) or is_dataclass(held):
+            changed[each.name] = _without_lines(held)
+    return replace(value, **changed)
 
 
 def _course(course: BytesOverStep | None) -> BytesOverStep | None:

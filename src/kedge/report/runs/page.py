@@ -119,6 +119,7 @@ def _run(
         "command": run.shown_run.command,
         "findings": findings,
         "judged": run.shown_run.judgement.complete,
+        "over": run.shown_run.is_over,
         "ending": run.ending,
         "pace": run.pace,
         "values": [for_json(column.value(run)) for column in columns],

@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from kedge.report.curves import Curve
-from kedge.report.head import UNNAMED
 from kedge.report.runs.options import options_of
 from kedge.report.shown_run import ShownRun
+from kedge.report.what_ran import UNNAMED
 from kedge.rules.recorded.optimizers import optimizers, rates_of
 from kedge.rules.rule import SEVERITIES
 from kedge.short_text import thousands

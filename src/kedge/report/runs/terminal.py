@@ -139,6 +139,8 @@ def told_findings(run: RunSummary) -> Text:
             said.append(f" +{more}")
     elif run.shown_run.judgement.complete:
         said = Text("✓", "green")
+    elif run.shown_run.is_over:
+        said = Text("none", "dim")
     else:
         said = Text("none so far", "dim")
     if run.ending:

@@ -35,6 +35,10 @@ class HeavyDropoutEvidence(Evidence):
     steps: int = said("{} measured steps", least=1)
     source: SourceLine | None = unsaid(unless=None)
 
+    def culprit(self) -> SourceLine | None:
+        """Return the line that calls the function."""
+        return self.source
+
 
 @dataclass(frozen=True)
 class HeavyDropout(Rule):

@@ -123,6 +123,15 @@ class NanBornEvidence(Evidence):
         first = {name: written[name] for name in self.leading}
         return first | written
 
+    def culprit(self) -> SourceLine | None:
+        """Return the line of the operation that made the value, if it was seen and not inferred."""
+        made: BadOperation | GraphOperation | None = getattr(self, "operation", None)
+        if made is None or made.file is None or made.line is None:
+            return None
+        if isinstance(made, GraphOperation) and not made.certain:
+            return None
+        return SourceLine(made.file, made.line, made.function or "", made.text)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowEvidence(NanBornEvidence):

@@ -356,16 +356,22 @@ def lead_up(wiring: Wiring, step: int, sites: Iterable[int]) -> LeadUp:
         states = states_of(rows)
         sizes = rows.statistic("rms")
         largest = rows.statistic("absmax")
+        is_signed = wiring.sites[site].kind == LOSS and (rows.statistic("mean") < 0).any()
         rms: list[float | None] = [None] * len(steps)
         absmax: list[float | None] = [None] * len(steps)
         state: list[str | None] = [None] * len(steps)
+        value: list[float | None] = []
+        if is_signed:
+            value = [None] * len(steps)
         for place, each in enumerate(steps):
             at = _at(rows, each)
             if at is not None:
                 rms[place] = plain(sizes[at])
                 absmax[place] = plain(largest[at])
                 state[place] = _STATES[int(states[at])]
-        courses[wiring.text(site)] = SiteCourse(rms, absmax, state)
+                if is_signed:
+                    value[place] = plain(rows.statistic("mean")[at])
+        courses[wiring.text(site)] = SiteCourse(rms, absmax, state, value)
     return LeadUp(steps.tolist(), courses)
 
 

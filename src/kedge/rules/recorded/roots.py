@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from kedge.short_text import told_apart
 from kedge.store.recording import Recording, Root
 
 T = TypeVar("T")
@@ -33,10 +34,16 @@ def root_of(recording: Recording, path: str) -> int:
     return -1
 
 
+def root_names(recording: Recording) -> tuple[str, ...]:
+    """Return a name for each root that no other one has."""
+    return told_apart([root.name for root in recording.roots])
+
+
 def names_of(recording: Recording, roots: Iterable[int]) -> str:
     """Return the names of some roots, with commas between; "the model" if none is known."""
-    known = [root for root in roots if 0 <= root < len(recording.roots)]
-    return ", ".join(recording.roots[root].name for root in known) or "the model"
+    names = root_names(recording)
+    known = [names[root] for root in roots if 0 <= root < len(names)]
+    return ", ".join(known) or "the model"
 
 
 def by_root(items: Iterable[T], root: Callable[[T], int]) -> list[tuple[int, list[T]]]:

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kedge.frames import SourceLine
-from kedge.rules.evidence import Evidence, said, unsaid
-from kedge.rules.recorded.loss_graph import computing, operations, place_of
+from kedge.rules.evidence import said, unsaid
+from kedge.rules.recorded.loss_graph import (
+    LossEvidence,
+    computing,
+    line_at,
+    line_of_result,
+    operations,
+    place_of,
+)
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.roots import root_path
 from kedge.rules.recorded.samples import no_loss_graph
@@ -23,7 +30,7 @@ _WITH_LOGITS = "binary_cross_entropy_with_logits"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoubleSoftmaxEvidence(Evidence):
+class DoubleSoftmaxEvidence(LossEvidence):
     """The operations from the loss backwards, and the line that calls backward."""
 
     operations: Sequence[str] = said("operations {}")
@@ -67,7 +74,8 @@ class DoubleSoftmax(Rule):
           takes time.
 
     Evidence:
-        The operations from the loss backwards, and the line that calls backward.
+        The operations from the loss backwards, the line of the one that is wrong, as far as it is
+        known, and the line that calls backward.
 
     Remedy:
         Pass the output of the last linear layer to the loss: remove the softmax or sigmoid from the
@@ -91,42 +99,61 @@ class DoubleSoftmax(Rule):
         """Yield at most one finding for every line that calls backward."""
         for event in events_of(recording, LossGraphEvent):
             chain = operations(event)
-            severity, says, remedy = _judged(chain)
-            if severity == "info" and _normalises_anew(event.softmaxes):
-                severity, says, remedy = None, "", ""
-            if severity is None:
-                says, remedy = _misread(recording, event.softmaxes)
-            if says and severity is None:
-                severity = "warning"
-            if severity is not None:
-                yield self._finding(recording, event, chain, (severity, says, remedy))
+            fault = _in_chain(chain)
+            if fault is not None and fault.severity == "info" and _normalises_anew(event.softmaxes):
+                fault = None
+            if fault is None:
+                fault = _in_reads(recording, event.softmaxes, chain)
+            if fault is not None:
+                yield self._finding(recording, event, chain, fault)
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of a recorded graph of the loss; without training there is none."""
         return no_loss_graph(self.code, recording)
 
     def _finding(
-        self,
-        recording: Recording,
-        event: LossGraphEvent,
-        chain: list[str],
-        judged: tuple[Severity, str, str],
+        self, recording: Recording, event: LossGraphEvent, chain: list[str], fault: _Fault
     ) -> Finding:
-        severity, says, remedy = judged
+        made_at = None
+        if fault.place is not None:
+            made_at = line_at(recording, event, fault.place)
+        elif fault.read is not None:
+            made_at = line_of_result(recording, event, fault.read.softmax, fault.read.shape)
         place = place_of(recording, event)
         return Finding(
             code=self.code,
-            severity=severity,
+            severity=fault.severity,
             site=event.site,
             step=place.step,
-            message=f"The loss ({place.name}) {says}.",
+            message=f"The loss ({place.name}) {fault.says}.",
             evidence=DoubleSoftmaxEvidence(
                 operations=chain[: self.shown],
                 source=place.source,
+                made_at=made_at,
             ),
             confidence=0.95,
-            remedy=remedy,
+            remedy=fault.remedy,
         )
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """What is wrong with a loss, and what to do.
+
+    Attributes:
+        severity: How bad it is.
+        says: What the loss does, for a sentence.
+        remedy: What to do.
+        place: The place of the operation to change, from the loss backwards; None if it is not
+            among those.
+        read: The softmax to change, where the place is not known.
+    """
+
+    severity: Severity
+    says: str
+    remedy: str
+    place: int | None = None
+    read: SoftmaxRead | None = None
 
 
 _TAKE_OUT = (
@@ -152,31 +179,38 @@ _SECOND = (
 )
 
 
-def _misread(recording: Recording, reads: Sequence[SoftmaxRead]) -> tuple[str, str]:
-    """Return what is wrong with how softmaxes are read, and the remedy; empty if nothing is."""
+def _in_reads(
+    recording: Recording, reads: Sequence[SoftmaxRead], chain: Sequence[str]
+) -> _Fault | None:
+    """Return what is wrong with how softmaxes are read; None if nothing is."""
     for read in reads:
         is_over_others = read.dim not in read.classes and read.shape[read.dim] > 1
         is_over_rows = len(read.shape) == 2 and read.dim == 0
         if read.by == "softmax":
+            says = ""
             if read.softmax == "softmax" and not is_over_others:
-                return "applies softmax to the output of softmax", _SECOND
-            if read.softmax == "softmax" and _are_samples(recording, read):
+                says = "applies softmax to the output of softmax"
+            elif read.softmax == "softmax" and _are_samples(recording, read):
                 says = "applies softmax over dimension 0, the batch, to the output of softmax"
-                return says, _SECOND
+            if says:
+                second = None
+                if chain.count("softmax") == 2:
+                    second = chain.index("softmax")  # the nearest to the loss
+                return _Fault("warning", says, _SECOND, second)
         elif not is_over_others or _takes_turns(read, reads):
             continue
         elif read.shape[read.dim] in (read.shape[at] for at in read.classes):
             continue  # pairs of samples, of which the diagonal is read: both dimensions are right
         elif read.by == "gather":
             if is_over_rows and not _has_both_directions(read, reads):
-                return _PICKED.format(1), _OVER_CLASSES
+                return _Fault("warning", _PICKED.format(1), _OVER_CLASSES, read=read)
         elif is_over_rows and read.by == "nll_loss":
-            return _OVER_BATCH.format(read.softmax), _OVER_CLASSES
+            return _Fault("warning", _OVER_BATCH.format(read.softmax), _OVER_CLASSES, read=read)
         elif read.by != "log_softmax":
             last = read.classes[-1]
             says = _OVER_OTHERS.format(read.softmax, read.dim, read.shape, read.by, last)
-            return says, f"Use dim={last} there."
-    return "", ""
+            return _Fault("warning", says, f"Use dim={last} there.", read=read)
+    return None
 
 
 def _are_samples(recording: Recording, read: SoftmaxRead) -> bool:
@@ -212,23 +246,25 @@ def _normalises_anew(reads: Sequence[SoftmaxRead]) -> bool:
     )
 
 
-def _judged(chain: Sequence[str]) -> tuple[Severity | None, str, str]:
-    """Return the severity of a chain of operations, its description, and the remedy."""
+def _in_chain(chain: Sequence[str]) -> _Fault | None:
+    """Return what is wrong with a chain of operations, from the loss backwards; None if nothing is."""
     kept = computing(chain)
     for at, (name, before) in enumerate(pairwise(kept)):
         further = ""
         if at + 2 < len(kept):
             further = kept[at + 2]
+        place = _place_in(chain, at + 1)
         if name == "log_softmax" and before in ("softmax", "sigmoid"):
             says = f"applies log_softmax to the output of {before}"
-            return "warning", says, _TAKE_OUT.format(name=before)
+            return _Fault("warning", says, _TAKE_OUT.format(name=before), place)
         if name == _WITH_LOGITS and before in ("sigmoid", "softmax"):
             says = f"applies a sigmoid to the output of {before}"
-            return "warning", says, _TAKE_OUT.format(name=before)
+            return _Fault("warning", says, _TAKE_OUT.format(name=before), place)
         if name.startswith(_OF_LOGARITHMS):
             given = ""
             if before in _LINEAR:
                 given = "logits"
+                place = _place_in(chain, at)
             elif before in ("softmax", "sigmoid"):
                 given = f"the output of {before}"
             if given:
@@ -236,14 +272,20 @@ def _judged(chain: Sequence[str]) -> tuple[Severity | None, str, str]:
                 if name.startswith("ctc"):
                     loss, remedy = "ctc_loss", _LOG_OF_CTC
                 says = f"is {loss} of {given}, which expects log-probabilities"
-                return "warning", says, remedy
+                return _Fault("warning", says, remedy, place)
         if name == "log_softmax" and (
             before == "log_softmax" or (before, further) == ("log", "softmax")
         ):
-            says = "applies log_softmax to log-probabilities, which changes nothing"
-            return (
+            return _Fault(
                 "info",
-                says,
+                "applies log_softmax to log-probabilities, which changes nothing",
                 "Use nll_loss instead of cross_entropy, or leave the first log_softmax out.",
+                place,
             )
-    return None, "", ""
+    return None
+
+
+def _place_in(chain: Sequence[str], number: int) -> int:
+    """Return the place in a chain of one of its operations that compute."""
+    places = [place for place, name in enumerate(chain) if computing([name])]
+    return places[number]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kedge.frames import SourceLine
-from kedge.rules.evidence import Evidence, said, unsaid
-from kedge.rules.recorded.loss_graph import place_of
+from kedge.rules.evidence import said, unsaid
+from kedge.rules.recorded.loss_graph import LossEvidence, line_of_result, place_of
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule
@@ -16,7 +16,7 @@ from kedge.store.recording import Recording
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairedTargetsEvidence(Evidence):
+class PairedTargetsEvidence(LossEvidence):
     """The operation that spread the predictions, the shapes, and the line that calls backward."""
 
     by: str = said("by {}")
@@ -48,8 +48,8 @@ class PairedTargets(Rule):
         - least (4): predictions in the batch. The shape of fewer may be a square by chance.
 
     Evidence:
-        The operation, the shape of the predictions and that of the result, and the line that calls
-        backward.
+        The operation, the shape of the predictions and that of the result, its line, as far as it
+        is known, and the line that calls backward.
 
     Remedy:
         Give both the same shape: target.unsqueeze(1), or prediction.squeeze(1).
@@ -90,7 +90,11 @@ class PairedTargets(Rule):
             f"each of {number} targets or weights: those of shape {broadcast.shape} were broadcast to "
             f"{broadcast.to}.",
             evidence=PairedTargetsEvidence(
-                by=broadcast.by, shape=broadcast.shape, to=broadcast.to, source=place.source
+                by=broadcast.by,
+                shape=broadcast.shape,
+                to=broadcast.to,
+                source=place.source,
+                made_at=line_of_result(recording, event, broadcast.by, broadcast.to),
             ),
             confidence=0.9,
             remedy="Give both the same shape: target.unsqueeze(1), or prediction.squeeze(1).",

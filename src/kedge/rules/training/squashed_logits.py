@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kedge.frames import SourceLine
-from kedge.rules.evidence import Evidence, said, unsaid
-from kedge.rules.recorded.loss_graph import computing, operations, place_of
+from kedge.rules.evidence import said, unsaid
+from kedge.rules.recorded.loss_graph import (
+    LossEvidence,
+    computing,
+    line_at,
+    operations,
+    place_of,
+)
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule
@@ -27,7 +33,7 @@ _LOSSES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquashedLogitsEvidence(Evidence):
+class SquashedLogitsEvidence(LossEvidence):
     """The operations from the loss backwards, and the line that calls backward."""
 
     operations: Sequence[str] = said("operations {}")
@@ -59,7 +65,8 @@ class SquashedLogits(Rule):
           threshold: the graph decides.
 
     Evidence:
-        The operations from the loss backwards, and the line that calls backward.
+        The operations from the loss backwards, the line of the activation, as far as it is known,
+        and the line that calls backward.
 
     Remedy:
         Leave out the activation after the last linear layer.
@@ -111,7 +118,11 @@ class SquashedLogits(Rule):
             step=place.step,
             message=f"The logits of the loss ({place.name}), which is {_LOSSES[taker]}, come "
             f"straight from {maker}: {bounds}.",
-            evidence=SquashedLogitsEvidence(operations=names[: self.shown], source=place.source),
+            evidence=SquashedLogitsEvidence(
+                operations=names[: self.shown],
+                source=place.source,
+                made_at=line_at(recording, event, names.index(maker)),
+            ),
             confidence=0.9,
             remedy=f"Leave out the {maker} after the last linear layer.",
         )

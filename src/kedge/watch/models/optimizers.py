@@ -102,6 +102,15 @@ def rates_now(optimizer: Optimizer) -> tuple[float | None, ...]:
     return tuple(found)
 
 
+def group_names(optimizer: Optimizer) -> tuple[str | None, ...]:
+    """Return the ``name`` of each group of an optimizer; empty if the program names none of them."""
+    found = [group.get("name") for group in getattr(optimizer, "param_groups", ())]
+    names = [name if isinstance(name, str) else None for name in found]
+    if not any(names):
+        return ()
+    return tuple(names)
+
+
 def _kept(rate: Any) -> Any:
     """Return a learning rate as it is now.
 

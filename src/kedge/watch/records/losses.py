@@ -14,17 +14,21 @@ from torch.autograd.graph import Node
 from kedge.actions.measure.meter import Meter
 from kedge.frames import SourceLine
 from kedge.json_input.classes import as_json
+from kedge.sites.operation_names import plain_name
 from kedge.sites.site import Site
 from kedge.store.events import (
     BadBackwardEvent,
     DropoutsEvent,
     LossGraphEvent,
+    LossLinesEvent,
     LossOperationEvent,
     NoWayBackEvent,
+    OperationLine,
     ProducerEvent,
     RunEvent,
 )
 from kedge.torch_internals import modes
+from kedge.torch_internals.autograd_nodes import is_leaf, shape_of_output
 from kedge.torch_internals.source_lines import source_of
 from kedge.watch.models.backward_start import BackwardStart, ascends, operation_of, programs_line
 from kedge.watch.records.broadcasts import broadcast_in
@@ -33,15 +37,17 @@ from kedge.watch.records.dropouts_called import dropouts_called
 from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.loss_jumps import LossJumps
 from kedge.watch.records.loss_scaling import LossScaling, unscaled
-from kedge.watch.records.operation_lines import ProducerLines
+from kedge.watch.records.operation_lines import ProducerLines, nodes_of
 from kedge.watch.records.producer import find_able, find_behind_gradients, find_producer
-from kedge.watch.records.softmax_reads import softmaxes_read
+from kedge.watch.records.softmax_reads import SOFTMAXES, softmaxes_read
 from kedge.watch.records.ways_back import without_a_way_back
 
 _MOST_LINES = 16
 """Most lines that call backward and are kept apart."""
 _LONGEST = 12
 """Most recorded nodes of a loss's graph."""
+_MOST_OPERATIONS = 28
+"""Most operations of a loss whose lines are recorded."""
 _MOST_CHANGES = 64
 """Most changes of a loss's operation that are recorded; after these it is unknown."""
 _SEARCHES = 4
@@ -123,6 +129,10 @@ class Losses:
                     ascends=began.ascends,
                 )
             )
+        if has_learned:
+            operations = tuple(self._operation_lines(began.tensors))
+            if any(operation.source for operation in operations):
+                notes.append(LossLinesEvent(step=step, site=path, operations=operations))
         changed = self._changed_maker(began, path, step)
         notes += changed
 
@@ -152,6 +162,16 @@ class Losses:
                 self._found.append(found)
                 notes.append(replace(found, step=step, loss=path))
         return notes
+
+    def _operation_lines(self, losses: Sequence[Tensor]) -> Iterator[OperationLine]:
+        """Yield the lines of the recorded nodes of a loss's graph, then those of other softmaxes."""
+        nodes = [node for node in nodes_of(losses) if not is_leaf(node)]
+        known = dict(zip(nodes, self.lines.of(nodes), strict=True))
+        chain = list(chain_of(losses[0].grad_fn))
+        others = [node for node in known if plain_name(node.name()) in SOFTMAXES]
+        for node in [*chain, *(node for node in others if node not in chain)][:_MOST_OPERATIONS]:
+            source = known.get(node)
+            yield OperationLine(node=node.name(), shape=shape_of_output(node), source=source)
 
     def skipped(self, loss: Tensor, number: Any, frame: FrameType, step: int) -> list[RunEvent]:
         """Record the loss of a skipped step, as `began` does but quickly; returns the events.

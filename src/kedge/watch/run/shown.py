@@ -84,7 +84,7 @@ def _curve(curve: Curve) -> str:
     """Return a curve as a picture, with its ends in words."""
     told = f"{curve.title} {compact(curve.values[0])} → {compact(curve.values[-1])}"
     picture = _picture(np.where(curve.bad, np.nan, curve.values), told)
-    return notebook.figure(told, curve.label, picture)
+    return notebook.figure(told, curve.name, picture)
 
 
 def _picture(values: Floats, told: str) -> str:

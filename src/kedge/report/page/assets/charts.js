@@ -138,16 +138,24 @@ function padded(low, high, bars) {
 
 function lineOf(one, place, spec) {
   const line = LINES[(one.line ?? place) % LINES.length];
+  const alone = one.line === undefined ? aloneIn(one.values) : [];
   return {
     label: cut(one.label, 44),
     stroke: one.stroke || colour(one.colour || line.name),
     width: one.width || 1.5,
     dash: one.dash || line.dash,
     spanGaps: Boolean(one.spanGaps),
-    points: { show: one.points ?? spec.x.length <= FEW_POINTS, size: 4 },
+    points: { show: one.points ?? spec.x.length <= FEW_POINTS, size: 4, filter: (_, __, shown) => (shown ? null : alone) },
     // While nobody points at the chart, its legend gives the newest values.
     value: (_, __, ___, at) => told(one, at ?? newest(one.values), spec),
   };
+}
+
+// Values between two that are not finite: no line leads to them, so that they need a point to be seen.
+function aloneIn(values) {
+  const known = Array.from(values, (value, place) => ({ value, place })).filter(({ value }) => value !== undefined);
+  const isGap = (at) => (known[at]?.value ?? null) === null;
+  return known.flatMap(({ value, place }, at) => (value !== null && isGap(at - 1) && isGap(at + 1) ? [place] : []));
 }
 
 // What was not measured is passed over, what was not finite is not.

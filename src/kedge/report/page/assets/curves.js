@@ -1,10 +1,8 @@
-// The loss and the norm of all gradients.
+// The losses, the norms of all gradients, and the learning rates, those of one optimizer in one chart.
 
 import { byId, fill, make } from "./elements.js";
 import { chart, plottable, wantsLog } from "./charts.js";
 import { listen } from "./state.js";
-
-const TITLES = { loss: "loss", norm: "gradient norm" };
 
 export class Curves {
   constructor(host) {
@@ -14,31 +12,43 @@ export class Curves {
 
   show(recording) {
     this.recording = recording;
-    const hosts = recording.curves.map((entry) => {
+    const figures = inOneChart(recording.curves).map((entries) => {
       const host = make("div", { class: "chart" });
-      return { entry, host, frame: make("figure", {}, make("figcaption", {}, make("b", {}, TITLES[entry.kind]), " ", make("span", { class: "faint" }, entry.label)), host) };
+      const [{ title, label }] = entries;
+      return { entries, host, frame: make("figure", {}, make("figcaption", {}, make("b", {}, title), " ", make("span", { class: "faint" }, label)), host) };
     });
     const loss = recording.curves.some((entry) => entry.kind === "loss");
     fill(
       this.host,
-      hosts.map(({ frame }) => frame),
+      figures.map(({ frame }) => frame),
       recording.run.early && make("p", { class: "faint" }, recording.run.early),
       !loss && make("p", { class: "empty" }, "No loss is recorded: no backward pass was seen."),
     );
-    for (const { entry, host } of hosts) this.draw(host, entry);
-    byId("curves").classList.toggle("bare", !hosts.length);
+    for (const { entries, host } of figures) this.draw(host, entries);
+    byId("curves").classList.toggle("bare", !figures.length);
   }
 
-  draw(host, entry) {
-    const { step, last, most, least } = this.recording.curve(entry);
-    const log = wantsLog(last, ...(least ? [least] : []));
-    const series = [{ label: TITLES[entry.kind], values: plottable(last, log) }];
+  draw(host, entries) {
+    const curves = entries.map((entry) => this.recording.curve(entry));
+    const [{ step, most, least }] = curves;
+    const log = wantsLog(...curves.flatMap((curve) => [curve.last, ...(curve.least ? [curve.least] : [])]));
+    const series = entries.map(({ title, part }, place) => ({ label: part || title, values: plottable(curves[place].last, log) }));
     const bands = [];
-    if (most) {
+    if (most && entries.length === 1) {
       series.push({ label: "most", values: plottable(most, log), width: 0.5, line: 0, dash: [] });
       series.push({ label: "least", values: plottable(least, log), width: 0.5, line: 0, dash: [] });
       bands.push([2, 3]);
     }
-    chart(host, { x: step, series, bands, log, broken: entry.broken, height: 170 });
+    chart(host, { x: step, series, bands, log, broken: entries[0].broken, height: 170 });
   }
+}
+
+// Curves that are parts of one: they have the same steps.
+function inOneChart(entries) {
+  const found = new Map();
+  entries.forEach((entry, place) => {
+    const key = entry.part ? `${entry.kind} ${entry.label} ${entry.step}` : place;
+    found.set(key, [...(found.get(key) || []), entry]);
+  });
+  return [...found.values()];
 }

@@ -31,7 +31,7 @@ export const colour = (name) => getComputedStyle(document.documentElement).getPr
 // How much larger than usual the type is: on a wall-sized screen, or because the reader wants it so. Canvases have to be told.
 export const typeScale = () => parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
 
-export const MARKS = { error: "✗", warning: "!", info: "i" };
+export const MARKS = { error: "✗", warning: "!", info: "i", fine: "✓" };
 
 export function badge(severity) {
   return make("span", { class: `badge ${severity}`, title: severity }, MARKS[severity]);

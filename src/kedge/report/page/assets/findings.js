@@ -1,6 +1,6 @@
 // The findings, the worst first, each with what it rests on.
 
-import { badge, byId, fill, make, cut } from "./elements.js";
+import { badge, fill, make, cut } from "./elements.js";
 import { compact, counted, percent, whole } from "./numbers.js";
 import { chart, drop, plottable, wantsLog, zerosOf } from "./charts.js";
 import { change, listen, state } from "./state.js";
@@ -20,10 +20,8 @@ export class Findings {
   show(recording) {
     this.recording = recording;
     const { findings } = recording;
-    byId("findings-count").textContent = findings.length ? whole(findings.length) : "";
     if (!findings.length) {
-      const judged = recording.run.sampled > 0 && !recording.unjudged.length && !recording.unseen.length;
-      fill(this.host, make("p", { class: "clean" }, judged && [make("span", { class: "badge fine" }, "✓"), " "], this.clean()), this.unjudged());
+      fill(this.host, this.unjudged());
       return;
     }
     const shown = this.all ? findings : findings.slice(0, Math.max(SHOWN, (state.finding ?? 0) + 1));
@@ -33,21 +31,15 @@ export class Findings {
     this.focus(false);
   }
 
-  clean() {
-    const { run, rules } = this.recording;
-    if (!run.sampled) return "No findings yet: no step has been measured.";
-    if (this.recording.unjudged.length || this.recording.unseen.length) return "No findings so far.";
-    return `No findings: ${rules ? counted(rules, "rule") : "the rules"} over ${counted(run.sampled, "measured step")}.`;
-  }
-
   // The rules that had too little to judge, and what to type so that they have enough.
   unjudged() {
-    const { unjudged, unseen, advice, run } = this.recording;
+    const { unjudged, unseen, advice, run, verdict } = this.recording;
     if (!run.sampled) return null;
     const named = unjudged.map((lack) => `${lack.code} (${lack.said})`).join(", ");
     const said = unjudged.length && make("p", {}, `${counted(unjudged.length, "rule")} could not judge: ${named}.`);
     const missed = unseen.length && make("p", {}, `Not watched: ${unseen.join(", ")}.`);
-    return make("div", { class: "unjudged" }, missed || null, said || null, advice.map((line) => make("p", { class: "mono" }, line)));
+    const idle = verdict.idle && make("p", { class: "faint" }, `${verdict.idle}.`);
+    return make("div", { class: "unjudged" }, idle || null, missed || null, said || null, advice.map((line) => make("p", { class: "mono" }, line)));
   }
 
   card(finding) {
@@ -57,10 +49,6 @@ export class Findings {
       ? make("button", { class: "link mono", onclick: () => change({ site: site.site, finding: finding.number }) }, finding.site)
       : make("span", { class: "mono" }, finding.site);
     const sure = make("span", { class: "faint", title: "how much of what the rule would like to know was recorded" }, `confidence ${percent(finding.confidence).replace(".0", "")}`);
-    // The line of the operation that made it, where that is known; else the site's, unless the message quotes it.
-    const own = finding.evidence?.operation;
-    const quoted = site?.source && finding.message.includes(site.source.text);
-    const line = own?.file && own.certain !== false ? own : !quoted && site?.source;
     return make(
       "article",
       { class: `finding ${finding.severity}`, "data-finding": finding.number, tabindex: -1 },
@@ -68,9 +56,9 @@ export class Findings {
         "div",
         { class: "told" },
         make("header", {}, badge(finding.severity), make("b", {}, finding.code), make("span", { class: `severity ${finding.severity}` }, finding.severity), name, step, sure),
+        finding.line && sourceLine(finding.line),
         make("p", { class: "message" }, marked(finding.message)),
         finding.remedy && make("p", { class: "remedy" }, make("span", { class: "arrow" }, "→ "), marked(finding.remedy)),
-        line && sourceLine(line),
         evidence(finding),
         this.page(finding.code),
       ),
@@ -104,9 +92,8 @@ export class Findings {
   }
 }
 
-export function sourceLine(source) {
-  const where = `${source.file}:${source.line}${source.function ? ` in ${source.function}` : ""}`;
-  return make("div", { class: "source" }, make("span", { class: "faint" }, where), source.text && make("code", { tabindex: 0 }, source.text));
+export function sourceLine({ place, text }) {
+  return make("div", { class: "source" }, make("span", { class: "faint" }, place), text && make("code", { tabindex: 0 }, text));
 }
 
 // What the finding rests on, in words; what is drawn is left to the figure.

@@ -1,4 +1,4 @@
-// The head of the page: what ran, how it ended, and what the watching cost.
+// The head of the page: the verdict, what ran, how it ended, and what the watching cost.
 
 import { badge, byId, cut, fill, make } from "./elements.js";
 import { bytes, counted, percent, seconds, thousands, whole } from "./numbers.js";
@@ -8,7 +8,11 @@ export function showHead(recording) {
   fill(byId("name"), cut(run.name || "recording", 32));
   byId("name").title = run.name || "";
   document.title = `${run.name || "recording"} · Kedge`;
-  fill(byId("status"), make("span", { class: `pill ${statusOf(run)[0]}` }, statusOf(run)[1]), tally(recording.findings));
+  const [manner, state] = statusOf(run);
+  fill(byId("status"), tally(recording), make("span", { class: `pill ${manner}`, title: state }, state));
+  const { said, tone } = recording.verdict;
+  byId("verdict").className = tone;
+  fill(byId("verdict"), tone && badge(tone), make("span", {}, said[0].toUpperCase() + said.slice(1)));
   fill(byId("command"), run.command ? [make("span", { class: "faint" }, "$ "), run.command] : "a program without a name");
   fill(byId("facts"), facts(recording).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
   fill(byId("troubles"), troubles(run).map((text) => make("p", { class: "trouble" }, text)));
@@ -19,14 +23,16 @@ function statusOf(run) {
   if (run.running && run.written) return ["fine", document.documentElement.dataset.source === "live" ? "running" : "was running when this page was made"];
   if (run.running) return ["warning", "no end recorded: running or killed"];
   if (run.error || run.exit) return ["error", `✗ exit status ${run.exit}`];
-  return ["fine", "✓ ended"];
+  return ["", "ended"];
 }
 
-function tally(findings) {
+// The number of findings by severity; a narrow page has room for the digits alone.
+function tally({ findings, verdict }) {
+  if (!findings.length) return verdict.tone && make("span", { class: "tally", title: "no findings" }, badge(verdict.tone), make("span", { class: "words" }, " no findings"));
   return ["error", "warning", "info"].map((severity) => {
     const number = findings.filter((finding) => finding.severity === severity).length;
     const words = severity === "info" ? `${number} info` : counted(number, severity);
-    const [digits, ...rest] = words.split(" "); // a narrow page has room for the number alone
+    const [digits, ...rest] = words.split(" ");
     return number > 0 && make("span", { class: `tally ${severity}`, title: words }, badge(severity), ` ${digits}`, make("span", { class: "words" }, ` ${rest.join(" ")}`));
   });
 }
@@ -53,7 +59,7 @@ function facts(recording) {
 }
 
 function stepsOf(run) {
-  if (run.steps === undefined || run.steps === null) return `${whole(run.sampled)} measured so far`;
+  if (run.steps === undefined || run.steps === null) return `${whole(run.sampled)} measured${run.over ? "" : " so far"}`;
   return `${whole(run.steps)}, ${whole(run.sampled)} measured`;
 }
 

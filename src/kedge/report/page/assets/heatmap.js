@@ -5,7 +5,7 @@ import { compact, counted, power, stepsText, whole } from "./numbers.js";
 import { css, scaleTable, topLevel } from "./colours.js";
 import { BROKEN } from "./recording.js";
 import { Cells } from "./cells.js";
-import { edgesOf, roundSteps } from "./steps.js";
+import { edgesOf, gapAfter, measuredEnds, roundSteps, shareOf } from "./steps.js";
 import { offered, telling } from "./quantities.js";
 import { change, listen, state } from "./state.js";
 
@@ -117,6 +117,7 @@ export class HeatMap {
     // A column gets a pixel at least: a spike that shares one would be lost.
     this.plot = Math.max(Math.min(shown - this.left - 10, cells.width * WIDEST), cells.width);
     this.edges = edgesOf(this.recording, this.plot);
+    this.ends = measuredEnds(this.recording, this.edges);
     const [width, height] = [this.left + this.plot + 10, count * this.row + 12];
     const context = sized(this.canvas, width, height);
     context.clearRect(0, 0, width, height);
@@ -136,12 +137,15 @@ export class HeatMap {
   drawCells(context) {
     const { cells } = this;
     if (!cells.sites.length || !cells.width) return;
+    const dense = window.devicePixelRatio || 1;
     context.imageSmoothingEnabled = false;
     context.fillStyle = striped(context);
-    context.fillRect(this.left, this.top, this.plot, cells.sites.length * this.row);
     const height = cells.sites.length * this.row;
     for (const [start, end] of this.alikeColumns()) {
-      context.drawImage(this.picture, start, 0, end - start, cells.sites.length, this.left + this.edges[start], this.top, this.edges[end] - this.edges[start], height);
+      // On whole pixels: else the ground would show between two runs.
+      const [from, to] = [this.edges[start], this.ends[end - 1]].map((at) => Math.round((this.left + at) * dense) / dense);
+      context.fillRect(from, this.top, to - from, height);
+      context.drawImage(this.picture, start, 0, end - start, cells.sites.length, from, this.top, to - from, height);
     }
     if (this.row >= 7) this.drawCrosses(context);
     if (this.row >= 7) {
@@ -150,19 +154,20 @@ export class HeatMap {
     }
   }
 
-  // Runs of columns of one width, which are drawn at once.
+  // Runs of columns of one width without a gap, which are drawn at once.
   alikeColumns() {
-    const wide = (column) => this.edges[column + 1] - this.edges[column];
+    const wide = (column) => this.ends[column] - this.edges[column];
     const runs = [];
     for (let column = 0; column < this.cells.width; column++) {
-      if (runs.length && Math.abs(wide(column) - wide(column - 1)) < 1e-6) runs.at(-1)[1] = column + 1;
+      const touches = runs.length && this.edges[column] - this.ends[column - 1] < 1e-6;
+      if (touches && Math.abs(wide(column) - wide(column - 1)) < 1e-6) runs.at(-1)[1] = column + 1;
       else runs.push([column, column + 1]);
     }
     return runs;
   }
 
   middle(column) {
-    return this.left + (this.edges[column] + this.edges[column + 1]) / 2;
+    return this.left + (this.edges[column] + this.ends[column]) / 2;
   }
 
   // Where a column's mark is drawn.
@@ -172,11 +177,9 @@ export class HeatMap {
 
   // Where a step is: in its column, as far as it is from the column's first step.
   placeOf(step) {
-    const { first } = this.recording;
     const column = this.recording.columnOf(step);
     const [start, end] = [this.edges[column], this.edges[column + 1]];
-    const gap = column + 1 < first.length ? first[column + 1] - first[column] : (first[column] - first[column - 1] || 1);
-    return this.left + start + ((step - first[column]) / gap) * (end - start);
+    return this.left + start + shareOf(this.recording, step, column) * (end - start);
   }
 
   // Colour alone must not tell a broken cell.
@@ -186,7 +189,7 @@ export class HeatMap {
     context.beginPath();
     this.cells.sites.forEach((site, row) => {
       this.recording.states(site.id).forEach((held, column) => {
-        const wide = this.edges[column + 1] - this.edges[column];
+        const wide = this.ends[column] - this.edges[column];
         if (held !== BROKEN || wide < 4) return;
         const reach = Math.min(this.row, wide, 12) / 4;
         const [x, y] = [this.middle(column), this.top + (row + 0.5) * this.row];
@@ -267,7 +270,7 @@ export class HeatMap {
 
   drawCursor(context) {
     if (!this.cursor) return;
-    const [start, end] = [this.edges[this.cursor.column], this.edges[this.cursor.column + 1]];
+    const [start, end] = [this.edges[this.cursor.column], this.ends[this.cursor.column]];
     const wide = end - start;
     context.lineWidth = 1.5;
     context.strokeStyle = colour("text");
@@ -310,6 +313,7 @@ export class HeatMap {
       quantity.scale !== "share" && swatch("zero", quantity.zero || (quantity.scale === "count" ? "none" : "all zero")),
       this.cells.anyBroken() && swatch("broken", "not finite"),
       swatch("absent", "no value"),
+      this.recording.first.some((_, column) => gapAfter(this.recording, column)) && swatch("gap", "not measured"),
     );
   }
 
@@ -351,6 +355,7 @@ export class HeatMap {
     const apart = nan === broken ? "NaN" : nan > 0 ? `not finite, ${whole(nan)} of them NaN` : "not finite";
     const value = cells.value(row, column);
     const text = cells.quantity.scale === "share" ? `${(value * 100).toFixed(1)} %` : compact(value);
+    const gap = gapAfter(recording, column);
     const pinned = this.pins().filter((pin) => pin.row === row && pin.column === column);
     return [
       make("b", {}, site.site),
@@ -358,6 +363,7 @@ export class HeatMap {
       make("div", {}, `${cells.quantity.label.split(" of ")[0]} `, make("b", {}, held ? text : "no value")),
       cells.relative && !cells.quantity.middle && Number.isFinite(cells.levels[row][column]) && make("div", {}, `${power("2", Math.round(cells.levels[row][column]))} of its median`),
       held === BROKEN && make("div", { class: "bad" }, broken > 0 ? `✗ ${whole(broken)} ${apart}` : "✗ not finite"),
+      gap && make("div", { class: "faint" }, `then ${stepsText(...gap)} not measured`),
       pinned.map(({ finding }) => make("div", { class: finding.severity }, `${MARKS[finding.severity]} ${finding.code}`)),
     ];
   }

@@ -66,7 +66,7 @@ export class Panel {
     return [
       make("h2", { class: "mono", id: "panel-site" }, site.site),
       make("p", { class: "faint" }, facts.filter(Boolean).join(" · ")),
-      site.source && sourceLine(site.source),
+      site.line && sourceLine(site.line),
       bad > 0 && make("p", { class: "bad" }, `✗ not finite in ${whole(bad)} of ${whole(recording.width)} columns, first at step ${whole(this.firstBad(site))}`),
       recording.findingsOf(site).map((finding) => make("p", { class: "panel-finding" }, badge(finding.severity), " ", make("b", {}, finding.code), " ", marked(finding.message))),
     ];

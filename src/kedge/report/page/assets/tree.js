@@ -124,16 +124,16 @@ export class Tree {
         : make("span", { class: `mono${many ? " many" : " faint"}`, title: many ? title : "not watched, or never called" }, label);
     const sum = (of) => node.members.reduce((all, one) => all + (of(one) || 0), 0);
     const [parameters, saved] = [sum((one) => one.parameters), sum((one) => one.saved)];
-    const share = this.saved && make("span", { class: "saved" }, saved > 0 && [bar(Math.min(sum((one) => one.module.saved) / this.most, 1)), bytes(saved)]);
+    const share = this.saved && make("span", { class: "saved", "data-title": "saved" }, saved > 0 && [bar(Math.min(sum((one) => one.module.saved) / this.most, 1)), bytes(saved)]);
     return make(
       "span",
       { class: "row" },
       make("span", { class: "name", "data-depth": depth, title }, indent(depth), name, many && node.blocks && make("span", { class: "faint" }, ` ×${node.members.length}`), this.worst(node)),
-      make("span", { class: "faint", title: module.file ? `${module.file}:${module.line}` : null }, module.type),
-      make("span", { class: "number" }, module.shape ? module.shape.join("×") || "scalar" : ""),
-      make("span", { class: "number" }, parameters ? [thousands(parameters), module.own > 0 && !(module.trainable ?? true) ? " frozen" : ""] : ""),
-      make("span", { class: "number" }, this.spread(node, "out")),
-      make("span", { class: "number" }, this.spread(node, "out.grad")),
+      make("span", { class: "faint class", title: module.file ? `${module.file}:${module.line}` : null }, module.type),
+      make("span", { class: "number output" }, module.shape ? module.shape.join("×") || "scalar" : ""),
+      make("span", { class: "number parameters" }, parameters ? [thousands(parameters), module.own > 0 && !(module.trainable ?? true) ? " frozen" : ""] : ""),
+      make("span", { class: "number", "data-title": "rms" }, this.spread(node, "out")),
+      make("span", { class: "number", "data-title": "gradient" }, this.spread(node, "out.grad")),
       share,
     );
   }

@@ -1,16 +1,16 @@
-// The losses and gradient norms of all runs.
+// The losses, gradient norms and learning rates of all runs.
 
 import { fill, make } from "./elements.js";
 import { RunChart } from "./run_charts.js";
 
-const TITLES = { loss: "loss", norm: "gradient norm" };
+const ORDER = ["loss", "norm", "rate"];
 
 // The first loss of each run is drawn in one chart, the second in another: they are matched by their places.
 export class RunCurves {
   constructor(host, recordings, runs) {
     const groups = new Map();
     recordings.forEach((recording, place) => {
-      const counts = { loss: 0, norm: 0 };
+      const counts = { loss: 0, norm: 0, rate: 0 };
       for (const entry of recording.curves) {
         const key = `${entry.kind} ${counts[entry.kind]++}`;
         groups.set(key, [...(groups.get(key) || []), { entry, place, recording }]);
@@ -18,15 +18,16 @@ export class RunCurves {
     });
     this.charts = [...groups].map(([key, own]) => {
       const [kind, number] = key.split(" ");
-      const labels = new Set(own.map(({ entry }) => entry.label));
-      const title = [make("b", {}, TITLES[kind] + (number === "0" ? "" : ` ${Number(number) + 1}`)), " ", make("span", { class: "faint" }, labels.size === 1 ? [...labels][0] : `of ${own.length} runs`)];
+      const [{ entry: first }] = own;
+      const labels = new Set(own.map(({ entry }) => [entry.label, entry.part].filter(Boolean).join(", ")));
+      const title = [make("b", {}, first.title + (number === "0" ? "" : ` ${Number(number) + 1}`)), " ", make("span", { class: "faint" }, labels.size === 1 ? [...labels][0] : `of ${own.length} runs`)];
       const lines = own.map(({ entry, place, recording }) => {
         const { step, last, most, least } = recording.curve(entry);
         return { place, step, values: last, most, least, broken: entry.broken };
       });
       return { chart: new RunChart(title, runs, { evened: true }), lines, kind };
     });
-    this.charts.sort((a, b) => (a.kind === "norm") - (b.kind === "norm"));
+    this.charts.sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind));
     fill(host, this.charts.map(({ chart }) => chart.frame), !this.charts.length && make("p", { class: "empty" }, "No loss is recorded in any run: no backward pass was seen."));
     this.show();
   }

@@ -98,10 +98,10 @@ export class RunTable {
   }
 }
 
-function verdict({ findings, judged, ending }) {
+function verdict({ findings, judged, over, ending }) {
   const [worst] = findings;
   const codes = new Set(findings.map(({ code }) => code));
   const others = codes.size > 1 && make("span", { class: "faint", title: [...codes].slice(1).join(", ") }, `and ${codes.size - 1} more`);
-  const told = worst ? [badge(worst.severity), make("span", { title: worst.message }, worst.code), others] : judged ? [make("span", { class: "badge fine", "aria-hidden": "true" }, "✓"), "none"] : make("span", { class: "faint", title: "some rules could not judge" }, "none so far");
+  const told = worst ? [badge(worst.severity), make("span", { title: worst.message }, worst.code), others] : judged ? [make("span", { class: "badge fine", "aria-hidden": "true" }, "✓"), "none"] : make("span", { class: "faint", title: "some rules could not judge" }, over ? "none" : "none so far");
   return make("span", { class: "verdict" }, told, ending && make("span", { class: "pill warning" }, ending));
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.optim import Optimizer
 
 from kedge.store.events import LearningRatesEvent
-from kedge.watch.models.optimizers import rates_now
+from kedge.watch.models.optimizers import group_names, rates_now
 
 
 class LearningRates:
@@ -20,4 +20,5 @@ class LearningRates:
         if self._noted.get(index) == rates:
             return []
         self._noted[index] = rates
-        return [LearningRatesEvent(step=step, optimizer=index, rates=rates)]
+        names = group_names(optimizer)
+        return [LearningRatesEvent(step=step, optimizer=index, rates=rates, names=names)]

@@ -51,6 +51,25 @@ WRONG = [
         "kedge.hook(model, [model.relu], kedge.record())",
         "the module ReLU is not the text of a selector",
     ),
+    ("kedge.hook(model, nn.ReLU)", 'modules of a type are selected by "**{ReLU}"'),
+    (
+        "kedge.hook(model, nn.ReLU, kedge.record())",
+        'the class ReLU is not the text of a selector, such as "layer4"; modules of a type are',
+    ),
+    (
+        "kedge.hook(model, [nn.ReLU, nn.Conv2d], kedge.record())",
+        'modules of a type are selected by "**{ReLU,Conv2d}"',
+    ),
+    ("kedge.hook(model, 'Conv2d', kedge.record())", 'are selected by "**{Conv2d}"'),
+    ("kedge.hook(model, 'relu.grad', kedge.record())", 'follows a colon: "relu:out.grad"'),
+    ("kedge.hook(model, 'fc.weight.grad', print)", 'follows a colon: "fc.weight:param.grad"'),
+    ("kedge.hook(model, 'relu:grad', kedge.record())", 'did you mean "relu:out.grad"?'),
+    ("kedge.hook(model.relu, kedge.record())", '":out" its own output'),
+    ("kedge.hook(model.relu, print)", '":out" its own output'),
+    ("kedge.hook(model, {'relu': kedge.record()})", "not in a dict, but in a session"),
+    ("kedge.hook(model, 'relu', 'zero')", "did you mean kedge.zero(...)?"),
+    ("kedge.hook(model, 'relu', 0)", "use kedge.replace(0)"),
+    ("kedge.hook(nn.Sequential(model), -1, print)", 'a path is a text: hook(model, "0", action)'),
     (
         "kedge.hook([model, model], 'relu', kedge.record())",
         "cannot hook a list; for several models, give torch.nn.ModuleList",
@@ -103,6 +122,9 @@ WRONG = [
     ),
     ("kedge.measure(model)", "measure(the module Net) is unknown; use 'full', 'norm' or 'finite'"),
     ("kedge.measure('mean')", "measure('mean') is unknown"),
+    ("kedge.measure('relu')", 'as in kedge.hook(model, "layer4", kedge.measure())'),
+    ("kedge.measure().__enter__()", 'with kedge.hook(model, "**", kedge.measure()) as stats:'),
+    ("kedge.record().__enter__()", 'with kedge.hook(model, "layer4", kedge.record()) as acts:'),
     ("kedge.add()", "missing a required argument: 'term'; use it as in: kedge.hook("),
     (
         "kedge.add(model)",
@@ -156,6 +178,14 @@ WRONG = [
         "kedge.extract(model, [model.relu])",
         "print(kedge.sites(model)) lists the paths of its modules",
     ),
+    ("kedge.extract(model, model.relu)", 'such as "relu" for this one'),
+    ("kedge.extract(model, nn.ReLU)", 'modules of a type are selected by "**{ReLU}"'),
+    ("kedge.extract(model, {model.relu: 'a'})", "the module ReLU is not the text of a selector"),
+    (
+        "kedge.extract(model, {'hidden': 'relu'})",
+        "the dict goes from a selector to a name: extract(model, {'relu': 'hidden'})",
+    ),
+    ("kedge.extract(model, 'relu').__enter__()", "this cannot be used in a with statement"),
     ("kedge.extract(model, images)", "a Tensor is not a selector"),
     ("kedge.extract(model, 'relu', images)", "too many positional arguments"),
     (
@@ -203,6 +233,10 @@ WRONG = [
         "saved(the module Net, a Tensor): too many positional arguments",
     ),
     ("kedge.saved(model, images)", "use it as in: kedge.saved(model)(images)"),
+    (
+        "kedge.saved(model).__enter__()",
+        "print(kedge.saved(model)(images)). To keep less for backward",
+    ),
     ("kedge.saved(Net)", "kedge.saved takes a module or a function, not the class Net"),
     ("kedge.saved(model(images))", "kedge.saved takes a module or a function, not a Tensor"),
     (
@@ -308,6 +342,17 @@ def test_every_function_of_the_root_is_called_wrongly() -> None:
     assert {name for wrong, _ in WRONG for name in _called(wrong)} >= {*kedge.__all__} - {
         "everywhere"
     }
+
+
+@pytest.mark.parametrize(
+    "call",
+    [kedge.record, kedge.measure, lambda: kedge.saved(Net()), lambda: kedge.extract(Net(), "fc")],
+    ids=["record", "measure", "saved", "extract"],
+)
+def test_what_is_no_block_says_so_in_a_with_statement(call: Any) -> None:
+    """Not Python's word of a protocol, but what to write."""
+    with pytest.raises(WrongCall, match="cannot be used in a with statement; "), call():
+        pass
 
 
 def test_an_error_inside_a_function_is_not_taken_for_a_wrong_call(names: dict[str, Any]) -> None:

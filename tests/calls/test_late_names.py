@@ -94,9 +94,9 @@ def test_the_tab_key_completes_names_that_are_not_loaded_yet(typed, offered):
         ("no_name_like_this", "it has Cpu, Disk"),
         ("recipes.plot", "kedge.figures draws values"),
         ("recipes.hook", "did you mean kedge.hook?"),
-        ("recipes.zero_ablate", "did you mean ablate?"),
+        ("recipes.zero_ablate", "did you mean ablate"),
         ("figures.gradcam", "did you mean kedge.recipes.grad_cam?"),
-        ("figures.feature_map", "did you mean feature_maps?"),
+        ("figures.feature_map", "did you mean feature_maps"),
         ("figures.violin", "it has attributions, distributions"),
     ],
 )

@@ -27,6 +27,7 @@ _MEANT = {
     "features": 'features are taken by kedge.extract(model, ["layer4"])(images)',
     "graph": "the autograd graph is drawn by kedge.figures.graph(lambda: model(x), model)",
     "heatmap": _DRAW,
+    "isnan": _NAN,
     "integratedgradients": "it is a mean over kedge.recipes.gradient; docs/how-to/attribution.md has it",
     "load": _READ,
     "memory": _MEMORY,
@@ -74,13 +75,15 @@ def unknown_name(module: str, name: str, known: Sequence[str]) -> str:
     others = {f"kedge.{other}": _public(getattr(root, other)) for other in _ELSEWHERE}
     others["kedge"] = root.__all__
     nearest = {_plain(each): each for each in known}
-    found = []
     for other, names in others.items():
-        if other != module and plain not in nearest:
-            found += [f"{other}.{each}" for each in names if _plain(each) == plain]
-    found += [nearest[each] for each in difflib.get_close_matches(plain, nearest, 3, 0.75)]
+        if other != module:
+            for each in names:
+                nearest.setdefault(_plain(each), f"{other}.{each}")
+    if plain in nearest:
+        return f"{text}; did you mean {nearest[plain]}?"
+    found = [nearest[each] for each in difflib.get_close_matches(plain, nearest, 3, 0.75)]
     if found:
-        return f"{text}; did you mean {' or '.join(dict.fromkeys(found))}?"
+        return f"{text}; did you mean {' or '.join(found)}?"
     return f"{text}; it has {', '.join(known)}"
 
 

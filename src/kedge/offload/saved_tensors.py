@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.calls.arguments import called_as, described, noted_arguments, noting
+from kedge.calls.not_a_block import NotABlock
 from kedge.errors import NoSuchKind, WrongCall
 from kedge.hooks.saved.keeper import keep
 from kedge.offload.account.recorder import LEAST, SaveRecorder
@@ -128,8 +129,13 @@ def saved(
     return of_call()
 
 
-class SavedByCall:
+class SavedByCall(NotABlock):
     """Waits for the arguments of a model or a function, and returns the account of a call with them."""
+
+    _instead = (
+        "call it: print(kedge.saved(model)(images)). To keep less for backward, use "
+        "with kedge.offload(model, to=kedge.Cpu()): loss(model(images)).backward()"
+    )
 
     def __init__(
         self, target: Callable[..., Any], loss: Loss | None, least: int, *, backward: bool

@@ -16,6 +16,12 @@ _MODULE = "torch.nn.modules.module.Module"
 _LOADERS = {"DataLoader", "TensorDataset", "Subset", "ImageFolder"}
 _MOST = 40
 
+OF_THE_LOSS = (
+    "[kedge] loss is called with the output alone; "
+    "give the rest with it: loss=lambda output: loss_fn(output, labels)"
+)
+"""The note of an error in a loss that was called with the model's output."""
+
 
 def called_as(example: str) -> Callable[[_C], _C]:
     """Return a decorator that answers a call which does not fit the arguments with what was given and the right call.

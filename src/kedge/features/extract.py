@@ -303,8 +303,13 @@ def _wishes(model: nn.Module, sites: Wishes) -> list[tuple[str, str | Transform 
     given = [(str(text), wish) for text, wish in pairs]
     for text, wish in given:
         if wish is not None and not isinstance(wish, str) and not callable(wish):
+            advice = ""
+            if hasattr(wish, "update"):
+                advice = (
+                    "; a reducer is for a data set: dataset(loader, folder, reduce={name: reducer})"
+                )
             raise ExtractError(
-                f'"{text}": {wish!r} is not a name, a function of the value, or None'
+                f'"{text}": {wish!r} is not a name, a function of the value, or None{advice}'
             )
         if wish == "":
             raise ExtractError(

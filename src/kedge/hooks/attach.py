@@ -37,7 +37,7 @@ from kedge.hooks.placing.installed import InstalledHooks
 from kedge.hooks.target import HookedModel
 from kedge.short_text import counted, listed
 from kedge.sites.select import Selector, SitePlace, selects
-from kedge.sites.site import Site
+from kedge.sites.site import TENSOR_KINDS, Site
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.compiled_entries import set_aside
 from kedge.torch_internals.module_tables import (
@@ -229,7 +229,10 @@ class Attachments:
             meant = (means(term, name) for term in selector.terms for name in named)
             if not any(meant):
                 names = ", ".join(named)
-                raise NoSiteMatched(f'"{selector}" matches none of the tensors {names}')
+                advice = ""
+                if str(selector) in TENSOR_KINDS:
+                    advice = f'; a kind follows a colon: ":{selector}"'
+                raise NoSiteMatched(f'"{selector}" matches none of the tensors {names}{advice}')
         for name, tensor in named.items():
             place_tensor(self, name, tensor, selector, spec)
 

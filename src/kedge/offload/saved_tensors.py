@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kedge.calls.arguments import called_as, described, noted_arguments, noting
+from kedge.calls.arguments import OF_THE_LOSS, called_as, described, noted_arguments, noting
 from kedge.calls.not_a_block import NotABlock
 from kedge.errors import NoSuchKind, WrongCall
 from kedge.hooks.saved.keeper import keep
@@ -34,10 +34,6 @@ from kedge.torch_internals.module_tables import (
 )
 
 Loss = Callable[[Any], Any]
-_LOSS = (
-    "[kedge] loss is called with the output alone; "
-    "give the rest with it: loss=lambda output: loss_fn(output, labels)"
-)
 _INFERENCE = (
     "[kedge] kedge.saved makes its call with gradients on, "
     "and an argument was made in inference mode; "
@@ -250,7 +246,7 @@ class _RecordedCall:
         keep(stack, self.model, self.recorder, ambient=True, compiled=self.compiled)
         output = call()
         if loss is not None:
-            with noting(TypeError, _LOSS):
+            with noting(TypeError, OF_THE_LOSS):
                 output = loss(output)
         return [tensor for _, tensor in leaves.find(output)]
 

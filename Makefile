@@ -118,8 +118,8 @@ SCREEN := $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
 docs: setup  ## build the site of the docs, strictly, and show it, with every change; ADDRESS=127.0.0.1:8000
 	@$(MKDOCS) serve --strict --livereload --dev-addr $(ADDRESS) $(if $(SCREEN),--open)
 
-generated: setup  ## write what the docs take from the source: the list of rules, the import order and its picture
-	@echo "generated: docs/reference/rules.md with the rules' golden files, the import order and the lists in docs/explanation/how-it-works.md, docs/pictures/house.svg"
+generated: setup  ## write what the docs take from the source: the pages of rules, the import order and its picture
+	@echo "generated: docs/reference/rules.md and the pages in docs/reference/rules with the rules' golden files, the import order and the lists in docs/explanation/how-it-works.md, docs/pictures/house.svg"
 	@$(BIN)/python -m tests.rules.goldens
 	@$(BIN)/python docs/pictures/house.py
 	@$(BIN)/python docs/pictures/steps.py

@@ -6,8 +6,8 @@ import ast
 import contextlib
 import gc
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
-from kedge import recipes
+from kedge import figures, recipes
 from kedge.calls.arguments import called_as
+from kedge.calls.missing_attributes import MissingAttributes
 from kedge.errors import KedgeError, WrongCall
 
 
@@ -51,6 +52,25 @@ WRONG = [
         "kedge.hook(model, [model.relu], kedge.record())",
         "the module ReLU is not the text of a selector",
     ),
+    ("kedge.hook(model, nn.ReLU)", 'modules of a type are selected by "**{ReLU}"'),
+    (
+        "kedge.hook(model, nn.ReLU, kedge.record())",
+        'the class ReLU is not the text of a selector, such as "layer4"; modules of a type are',
+    ),
+    (
+        "kedge.hook(model, [nn.ReLU, nn.Conv2d], kedge.record())",
+        'modules of a type are selected by "**{ReLU,Conv2d}"',
+    ),
+    ("kedge.hook(model, 'Conv2d', kedge.record())", 'are selected by "**{Conv2d}"'),
+    ("kedge.hook(model, 'relu.grad', kedge.record())", 'follows a colon: "relu:out.grad"'),
+    ("kedge.hook(model, 'fc.weight.grad', print)", 'follows a colon: "fc.weight:param.grad"'),
+    ("kedge.hook(model, 'relu:grad', kedge.record())", 'did you mean "relu:out.grad"?'),
+    ("kedge.hook(model.relu, kedge.record())", '":out" its own output'),
+    ("kedge.hook(model.relu, print)", '":out" its own output'),
+    ("kedge.hook(model, {'relu': kedge.record()})", "not in a dict, but in a session"),
+    ("kedge.hook(model, 'relu', 'zero')", "did you mean kedge.zero(...)?"),
+    ("kedge.hook(model, 'relu', 0)", "use kedge.replace(0)"),
+    ("kedge.hook(nn.Sequential(model), -1, print)", 'a path is a text: hook(model, "0", action)'),
     (
         "kedge.hook([model, model], 'relu', kedge.record())",
         "cannot hook a list; for several models, give torch.nn.ModuleList",
@@ -103,6 +123,9 @@ WRONG = [
     ),
     ("kedge.measure(model)", "measure(the module Net) is unknown; use 'full', 'norm' or 'finite'"),
     ("kedge.measure('mean')", "measure('mean') is unknown"),
+    ("kedge.measure('relu')", 'as in kedge.hook(model, "layer4", kedge.measure())'),
+    ("kedge.measure().__enter__()", 'with kedge.hook(model, "**", kedge.measure()) as stats:'),
+    ("kedge.record().__enter__()", 'with kedge.hook(model, "layer4", kedge.record()) as acts:'),
     ("kedge.add()", "missing a required argument: 'term'; use it as in: kedge.hook("),
     (
         "kedge.add(model)",
@@ -156,6 +179,14 @@ WRONG = [
         "kedge.extract(model, [model.relu])",
         "print(kedge.sites(model)) lists the paths of its modules",
     ),
+    ("kedge.extract(model, model.relu)", 'such as "relu" for this one'),
+    ("kedge.extract(model, nn.ReLU)", 'modules of a type are selected by "**{ReLU}"'),
+    ("kedge.extract(model, {model.relu: 'a'})", "the module ReLU is not the text of a selector"),
+    (
+        "kedge.extract(model, {'hidden': 'relu'})",
+        "the dict goes from a selector to a name: extract(model, {'relu': 'hidden'})",
+    ),
+    ("kedge.extract(model, 'relu').__enter__()", "this cannot be used in a with statement"),
     ("kedge.extract(model, images)", "a Tensor is not a selector"),
     ("kedge.extract(model, 'relu', images)", "too many positional arguments"),
     (
@@ -203,6 +234,25 @@ WRONG = [
         "saved(the module Net, a Tensor): too many positional arguments",
     ),
     ("kedge.saved(model, images)", "use it as in: kedge.saved(model)(images)"),
+    (
+        "kedge.saved(model).__enter__()",
+        "print(kedge.saved(model)(images)). To keep less for backward",
+    ),
+    ("kedge.rules.check('run.kedge')", "open it with kedge.Recording.open("),
+    ("kedge.hook(weight, 'grad', kedge.scale(2))", 'a kind follows a colon: ":grad"'),
+    ("recording.series('relu:out')", 'use it as in: recording.series("layer4:out", "mean")'),
+    ("figures.attributions(images)", "use it as in: figures.attributions("),
+    ("figures.feature_maps()", 'use it as in: figures.feature_maps(acts["conv1"])'),
+    ("recipes.patch(model, images, images, 'relu', 3)", "metric is a function from the model's"),
+    ("recipes.ablate(model, 'relu', head=3)", 'recipes.ablate(model, "layer4", positions=[3]'),
+    (
+        "kedge.extract(model, {'relu': recipes.Mean()})",
+        "a reducer is for a data set: dataset(loader, folder, reduce={name: reducer})",
+    ),
+    (
+        "kedge.extract(model, 'relu').dataset(loader, 'nowhere', reduce='mean')",
+        "reduce='mean': give a dict of reducers by the names of values",
+    ),
     ("kedge.saved(Net)", "kedge.saved takes a module or a function, not the class Net"),
     ("kedge.saved(model(images))", "kedge.saved takes a module or a function, not a Tensor"),
     (
@@ -277,6 +327,9 @@ def names() -> dict[str, Any]:
     return {
         "kedge": kedge,
         "recipes": recipes,
+        "figures": figures,
+        "weight": nn.Parameter(torch.ones(2)),
+        "recording": kedge.Recording.build([], [], []),
         "nn": nn,
         "Net": Net,
         "model": Net().eval(),
@@ -312,6 +365,17 @@ def test_every_function_of_the_root_is_called_wrongly() -> None:
     assert {name for wrong, _ in WRONG for name in _called(wrong)} >= {*kedge.__all__} - {
         "everywhere"
     }
+
+
+@pytest.mark.parametrize(
+    "call",
+    [kedge.record, kedge.measure, lambda: kedge.saved(Net()), lambda: kedge.extract(Net(), "fc")],
+    ids=["record", "measure", "saved", "extract"],
+)
+def test_what_is_no_block_says_so_in_a_with_statement(call: Any) -> None:
+    """Not Python's word of a protocol, but what to write."""
+    with pytest.raises(WrongCall, match="cannot be used in a with statement; "), call():
+        pass
 
 
 def test_an_error_inside_a_function_is_not_taken_for_a_wrong_call(names: dict[str, Any]) -> None:
@@ -370,6 +434,61 @@ def test_a_name_that_there_is_not_gets_the_nearest(name: str, message: str) -> N
     with pytest.raises(AttributeError) as told:
         getattr(kedge, name)
     assert message in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("tried", "message"),
+    [
+        ("recording.loss", 'recording.series("loss", "mean") has it'),
+        ("recording.findings", "kedge.rules.check(recording) returns them"),
+        ("recording.plot", "kedge report RUN --html"),
+        ("block.losses", "kedge.Recording.open(run.recording) has what was recorded"),
+        ("block.report", "kedge report RUN --html"),
+        ("acts.value", 'acts["layer4"] is a value'),
+        ("acts.close", "remove() removes the hook"),
+    ],
+)
+def test_an_attribute_of_another_tool_is_answered(
+    tried: str, message: str, names: dict[str, Any]
+) -> None:
+    """On what Kedge returns; others are refused in Python's own words."""
+    acts = kedge.hook(names["model"], "relu", kedge.record())
+    given = {**names, "block": kedge.watch("run.kedge"), "acts": acts}
+    with pytest.raises(AttributeError) as told:
+        eval(tried, given)
+    assert f"object has no attribute {tried.partition('.')[2]!r}; " in str(told.value)
+    assert message in str(told.value)
+
+    with pytest.raises(AttributeError, match="^'Hooked' object has no attribute 'nothing'$"):
+        acts.nothing  # type: ignore[attr-defined]
+    acts.session.end(quiet=True)
+
+
+def test_a_property_that_fails_by_an_attribute_gives_its_own_error() -> None:
+    """It is not taken for an attribute that there is not."""
+
+    class Result(MissingAttributes):
+        _instead_of: ClassVar[Mapping[str, str]] = {"loss": "there is none"}
+
+        @property
+        def steps(self) -> int:
+            return self.inner  # type: ignore[attr-defined,no-any-return]
+
+    with pytest.raises(AttributeError, match="no attribute 'inner'$"):
+        Result().steps
+    assert not hasattr(Result(), "loss")
+
+
+def test_a_batch_with_its_labels_is_noted(names: dict[str, Any]) -> None:
+    """The error of the model or of the loss stays as it is."""
+    labels = torch.zeros(8, dtype=torch.long)
+    model, images = names["model"], names["images"]
+    with pytest.raises(TypeError) as told:
+        kedge.examine(model, (images, labels), loss=nn.functional.cross_entropy)
+    assert "labels are for the loss: loss=lambda output" in told.value.__notes__[0]
+    with pytest.raises(TypeError) as told:
+        kedge.examine(model, images, loss=nn.functional.cross_entropy)
+    assert "loss is called with the output alone" in told.value.__notes__[0]
 
 
 def test_a_account_that_was_not_called_says_so(names: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from types import SimpleNamespace
 import pytest
 
 import kedge
+from kedge.rules import ALL
 from tests.chromium import launched
 from tests.report.page.conftest import LAPTOP, Watched
 from tests.report.page.test_accessible import FITS, violations
@@ -115,6 +116,16 @@ def test_every_public_name_is_on_one_api_page():
     assert missing == []
     assert len({id(one) for one in shown}) == len(shown)
     assert ("kedge.errors", "errors.md") in entries()
+
+
+def test_the_navigation_has_every_rule_in_the_order_of_the_index():
+    """Where it names their folder; other entries stay."""
+    pages = hook("rule_pages").pages()
+    config = SimpleNamespace(nav=[{"Rules": ["a.md", {"Each": "reference/rules/"}]}])
+
+    assert [code for page in pages for code in page] == [*(rule.code for rule in ALL), "DEPARTS"]
+    assert hook("rule_pages").on_config(config).nav == [{"Rules": ["a.md", {"Each": pages}]}]
+    assert all((ROOT / "docs" / path).is_file() for page in pages for path in page.values())
 
 
 def test_every_integration_is_on_an_api_page():

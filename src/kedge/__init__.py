@@ -6,8 +6,7 @@ PYTEST_DONT_REWRITE: under ``kedge run -m pytest`` Kedge is imported first, of w
 warn.
 """
 
-from importlib import import_module
-from typing import Any
+from kedge.calls.late_names import late_names
 
 __version__ = "0.1.0"
 
@@ -39,20 +38,8 @@ _HOME = {
     "watch.run.block": ("watch",),
 }
 
+#: The public modules, which are loaded as late.
+_MODULES = ("compare", "errors", "figures", "recipes", "rules", "testing")
+
 __all__ = [name for names in _HOME.values() for name in names]
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
-def __getattr__(name: str) -> Any:
-    for home, names in _HOME.items():
-        if name in names:
-            return getattr(import_module(f"kedge.{home}"), name)
-    if name.startswith("_"):
-        raise AttributeError(f"module 'kedge' has no attribute {name!r}")
-    others = {"kedge.recipes": import_module("kedge.recipes").__all__}
-    raise AttributeError(
-        import_module("kedge.calls.arguments").unknown_name("kedge", name, __all__, others)
-    )
+__getattr__, __dir__ = late_names("kedge", _HOME, _MODULES)

@@ -1,5 +1,11 @@
 # The public names with their types; `__init__.py` has the modules they are loaded from, and a test compares the two.
 
+from kedge import compare as compare
+from kedge import errors as errors
+from kedge import figures as figures
+from kedge import recipes as recipes
+from kedge import rules as rules
+from kedge import testing as testing
 from kedge.actions.edit import add as add
 from kedge.actions.edit import clamp as clamp
 from kedge.actions.edit import replace as replace

@@ -71,7 +71,8 @@ def keyword(value: Tensor, *, factor: float) -> None:
             "model",
             ("a", 3),
             WrongCall,
-            '3 is not an action: it cannot be called; the order is target, selector, actions; a path is a text: "3"',
+            '3 is not an action: it cannot be called; the order is target, selector, actions; a path is a text: "3"; '
+            "to put a number in the place of a value, use kedge.replace(3)",
         ),
         (
             "model",
@@ -83,7 +84,7 @@ def keyword(value: Tensor, *, factor: float) -> None:
             "model",
             (kedge.zero(),),
             SelectorError,
-            'a model needs a selector: hook(model, "layer4", action); "**:out" selects everything',
+            'a model needs a selector: hook(model, "layer4", action); "**:out" selects everything, ":out" its own output',
         ),
         (
             "model",

@@ -10,7 +10,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import dedent
 
@@ -294,6 +294,13 @@ PROGRAMS = {
 }
 
 
+#: Programs with an exit status that Python cannot read.
+UNREADABLE_CODES = (
+    PROGRAMS["exit with a number that no status holds"],
+    PROGRAMS["exit with what cannot be printed"],
+)
+
+
 @pytest.mark.parametrize("source", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_a_script_does_what_python_does(folder: Path, source: str | bytes) -> None:
     """Stdout, stderr and the exit status of a script are those under ``python``."""
@@ -304,6 +311,10 @@ def test_a_script_does_what_python_does(folder: Path, source: str | bytes) -> No
 
     plain, ours = both(folder, "prog.py", "--lr", "1", "--", "-x", stdin="line\n")
 
+    if source in UNREADABLE_CODES and sys.version_info >= (3, 12):
+        # These Pythons forget the error of reading the code, find it again as they shut down, and print it.
+        assert plain.stderr.startswith(ours.stderr)
+        plain = replace(plain, stderr=ours.stderr)
     assert ours == plain
 
 
@@ -522,7 +533,10 @@ def test_a_program_that_cannot_start_is_refused(
     with pytest.raises(ScriptError) as caught:
         Program(target, is_module, []).check()
 
-    if sys.version_info >= (3, 12):
+    cause = caught.value.__cause__
+    if (
+        isinstance(cause, SyntaxError) and cause.filename
+    ):  # some Pythons know the place of a null byte
         message = message.replace("null.py: source", "{cwd}/null.py:1: source")
     assert str(caught.value) == message.format(cwd=folder)
     assert sys.path == before

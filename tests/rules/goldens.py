@@ -1,4 +1,4 @@
-"""Write what is made of the rules: their golden pairs and their pages in ``docs/reference/rules.md``.
+"""Write what is made of the rules: their golden pairs, and their pages in ``docs/reference``.
 
     python -m tests.rules.goldens
 
@@ -20,11 +20,10 @@ from typing import Any
 import tests.rules
 from kedge.rules.registry import ALL, check
 from kedge.store.recording import Recording
-from tests.rules.page import markdown
+from tests.rules import page
 from tests.rules.scenes import Course
 
 FOLDER = Path(__file__).parents[1] / "golden"
-DOCS = Path(__file__).parents[2] / "docs" / "reference" / "rules.md"
 SAMPLES = range(0, 300, 10)
 
 Golden = dict[str, list[Any]]
@@ -123,4 +122,4 @@ if __name__ == "__main__":
     from tests.rules.goldens import makers  # the tests know the module by this name
 
     write(FOLDER, makers())
-    DOCS.write_text(markdown())
+    page.write()

@@ -1,8 +1,10 @@
-"""The pages of all rules as one document, ``docs/reference/rules.md``."""
+"""The pages of the docs about rules: the index ``docs/reference/rules.md``, and in the folder beside it a page for each."""
 
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 
 from kedge.compare.against.departs import Departs
 from kedge.rules.registry import ALL
@@ -11,7 +13,7 @@ from kedge.rules.settings import toml
 
 _HEAD = """# Rules
 
-Look up the code of a finding here, or print its page in the terminal, with the thresholds that apply in the working directory:
+Look up the code of a finding here, or print the page of its rule in the terminal, with the thresholds that apply in the working directory:
 
 ```console
 $ kedge explain NAN-BORN
@@ -26,7 +28,7 @@ A rule is a check that Kedge makes on a [recording](recording.md). Its findings 
 `kedge check` exits with 1 if any finding is an error.
 """
 _WITH_A_GOOD_RUN = """
-One more code needs a second recording: `kedge check RUN --against GOOD` reports as [DEPARTS](#departs) what held in a
+One more code needs a second recording: `kedge check RUN --against GOOD` reports as [DEPARTS](rules/departs.md) what held in a
 [good run](../how-to/compare-runs.md#against-a-good-run) and does not hold in this one.
 """
 _REST = """
@@ -43,7 +45,7 @@ ratio = 1e-4
 ```
 
 The nearest `pyproject.toml` with a `[tool.kedge]` counts, from the working directory upwards; `--config FILE` names
-another. `[tool.kedge.on]` says [what is done at a finding](../how-to/act.md) while a program runs. Options on the command line take precedence over the file. [All thresholds](#all-thresholds) are at the end of this page.
+another. `[tool.kedge.on]` says [what is done at a finding](../how-to/act.md) while a program runs. Options on the command line take precedence over the file. [All thresholds](rules/thresholds.md) are on a page of their own.
 
 ## Causes and effects
 
@@ -57,7 +59,7 @@ follows from its cause. A NaN is an error even if it follows from another findin
 
 ## What the rules cannot see
 
-`✓ no findings` means that no rule found a mistake in the losses, the values and the gradients of training. It does not mean that the
+The table says it of each rule. Together: `✓ no findings` means that no rule found a mistake in the losses, the values and the gradients of training. It does not mean that the
 network is good: Kedge does not know what the data mean, and it does not measure validation. If labels do not belong to their inputs,
 for example, NO-LEARNING reports a short run. In a longer one the network learns the labels by heart: the loss falls slowly, and no rule
 has a finding, but the accuracy on data that it has not seen stays at chance. Then look at a few inputs and their labels, as the
@@ -78,29 +80,87 @@ exits with 3 if a rule could not judge and none found an error.
 Rules about training judge only models that an optimizer trains. They skip losses, transforms, teachers, target networks and
 models that are loaded again for a test.
 """
-_SETTINGS = "The defaults, in the form of `pyproject.toml`. `kedge explain --thresholds` prints the thresholds that apply in the working directory."
+_THRESHOLDS = """# Thresholds
+
+The defaults of all [rules](../rules.md), in the form of `pyproject.toml`. `kedge explain --thresholds` prints the thresholds that apply in the working
+directory.
+"""
+_END = """
+---
+
+`kedge explain {code}` prints this page with the thresholds that apply in the working directory. [All rules](../rules.md)
+"""
+_CODE = re.compile(
+    "|".join(sorted((rf"(?<![\\w`-]){rule.code}(?![\\w`-])" for rule in ALL), key=len))
+)
+
+INDEX = Path(__file__).parents[2] / "docs" / "reference" / "rules.md"
+FOLDER = INDEX.with_suffix("")
 
 
-def markdown() -> str:
-    """Return the pages of all rules as one Markdown document, the text of ``docs/reference/rules.md``."""
-    lines = [
-        f"| [{rule.code}](#{rule.code.lower()}) | {rule.severity} | {rule.name} |" for rule in ALL
-    ]
-    table = "\n".join(["| code | worst severity | meaning |", "|---|---|---|", *lines])
-    settings = f"\n## All thresholds\n\n{_SETTINGS}\n\n```toml\n{toml(ALL, ALL)}```\n"
-    pages = "".join(_section(type(rule)) for rule in ALL) + _section(Departs)
-    return f"{_HEAD}\n{table}\n{_WITH_A_GOOD_RUN}{_REST}{pages}{settings}"
+def pages() -> dict[Path, str]:
+    """Return the text of every page about rules, by its file."""
+    explained = [*map(type, ALL), Departs]
+    thresholds = f"{_THRESHOLDS}\n```toml\n{toml(ALL, ALL)}```\n"
+    return {
+        INDEX: _index(),
+        **{FOLDER / _name(rule.code): _page(rule) for rule in explained},
+        FOLDER / "thresholds.md": thresholds,
+    }
 
 
-def _section(explained: type[Rule | Departs]) -> str:
+def write() -> None:
+    """Write the pages, and remove those of rules that are gone."""
+    made = pages()
+    FOLDER.mkdir(exist_ok=True)
+    for path in {*FOLDER.iterdir()} - {*made}:
+        path.unlink()
+    for path, text in made.items():
+        path.write_text(text, encoding="utf-8")
+
+
+def _name(code: str) -> str:
+    return f"{code.lower()}.md"
+
+
+def _index() -> str:
+    lines = []
+    for rule in ALL:
+        unseen = _linked(_cannot_see(type(rule)), rule.code, "rules/")
+        link = f"[{rule.code}](rules/{_name(rule.code)})"
+        lines.append(f"| {link} | {rule.severity} | {rule.name} | {unseen} |")
+    head = ["| code | worst severity | what it says | what it cannot see |", "|---|---|---|---|"]
+    table = "\n".join([*head, *lines])
+    return f"{_HEAD}\n{table}\n{_WITH_A_GOOD_RUN}{_REST}"
+
+
+def _page(explained: type[Rule | Departs]) -> str:
     lines = (inspect.getdoc(explained) or "").splitlines()
-    body = "\n".join(_marked(line) for line in lines)
+    body = _linked("\n".join(_marked(line) for line in lines), explained.code, "")
     title = f"*{explained.name} ({explained.severity})*"
-    return f"\n## {explained.code}\n\n{title}\n\n{body}\n"
+    end = _END.format(code=explained.code)
+    return f"# {explained.code}\n\n{title}\n\n{body}\n{end}"
+
+
+def _cannot_see(explained: type[Rule | Departs]) -> str:
+    """Return what a rule cannot see, from its docstring, in one line."""
+    _, _, rest = (inspect.getdoc(explained) or "").partition("\nCannot see:\n")
+    section = re.split(r"\n(?=\S)", rest)[0]
+    return " ".join(section.split())
+
+
+def _linked(text: str, own: str, folder: str) -> str:
+    """Return a text in which the codes of other rules lead to their pages."""
+
+    def link(found: re.Match[str]) -> str:
+        code = found[0]
+        return code if code == own else f"[{code}]({folder}{_name(code)})"
+
+    return _CODE.sub(link, text)
 
 
 def _marked(line: str) -> str:
     """Return a line of a page in Markdown: headings become Markdown headings, indented text becomes paragraphs."""
     if line.endswith(":") and line[:1].isupper():
-        return f"### {line[:-1]}\n"
+        return f"## {line[:-1]}\n"
     return line.removeprefix("    ")

@@ -14,8 +14,8 @@ from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.registry import ALL, check, explain
 from kedge.rules.rule import SEVERITIES, Finding, Rule
 from kedge.store.recording import Recording
-from tests.rules.goldens import DOCS, FOLDER, findings, load, makers, write
-from tests.rules.page import markdown
+from tests.rules import page
+from tests.rules.goldens import FOLDER, findings, load, makers, write
 from tests.rules.scenes import NAN, all_of, chain
 
 SECTIONS = ("Meaning:", "Formula:", "Window:", "Thresholds:", "Evidence:", "Remedy:", "Cannot see:")
@@ -282,9 +282,35 @@ def test_a_code_like_no_other_lists_all():
         explain("7")
 
 
-def test_the_page_of_rules_is_up_to_date():
-    """``docs/reference/rules.md`` is made of the docstrings; to write it: ``python -m tests.rules.goldens``."""
-    assert DOCS.read_text() == markdown(), "run `make generated`"
+def test_the_pages_of_rules_are_up_to_date():
+    """They are made of the docstrings; to write them: ``python -m tests.rules.goldens``."""
+    made = page.pages()
+
+    assert {path: path.read_text() for path in made} == made, "run `make generated`"
+    assert {*page.FOLDER.iterdir()} == {*made} - {page.INDEX}, "run `make generated`"
+
+
+@pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.code)
+def test_a_rule_has_its_page_and_its_line_in_the_index(rule):
+    """The line says what the rule says and what it cannot see; the page has the whole docstring."""
+    line = next(
+        line for line in page.INDEX.read_text().splitlines() if line.startswith(f"| [{rule.code}](")
+    )
+    cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+    text = (page.INDEX.parent / cells[0].partition("(")[2].rstrip(")")).read_text()
+
+    assert cells[1:3] == [rule.severity, rule.name]
+    assert len(cells[3]) > 20
+    assert text.startswith(f"# {rule.code}\n")
+    assert "## Cannot see\n" in text
+    assert "## Remedy\n" in text
+    words = re.findall(r"\w+", type(rule).__doc__)
+    assert {*words} <= {*re.findall(r"\w+", text)}
+
+
+def test_the_index_of_rules_is_short():
+    """What stands in a rule's page does not stand there, too."""
+    assert len(page.INDEX.read_text()) < 20_000
 
 
 def _number(value: float) -> str:

@@ -11,7 +11,7 @@ import pytest
 from kedge.errors import ConfigError, KedgeError
 from kedge.rules.registry import ALL, explain
 from kedge.rules.settings import chosen, codes, configured, thresholds, toml
-from tests.rules.page import markdown
+from tests.rules import page
 
 
 @dataclass(frozen=True)
@@ -183,4 +183,4 @@ def test_a_page_shows_the_thresholds_that_apply():
 
 def test_all_thresholds_stand_in_one_place():
     """At the end of the page of rules."""
-    assert markdown().endswith(f"```toml\n{toml(ALL, ALL)}```\n")
+    assert page.pages()[page.FOLDER / "thresholds.md"].endswith(f"```toml\n{toml(ALL, ALL)}```\n")

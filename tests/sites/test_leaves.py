@@ -153,7 +153,8 @@ def test_what_is_not_replaced_is_not_copied() -> None:
 
 def test_the_rest_of_a_structure_survives() -> None:
     """Fields that hold no tensor, a container's own state and a default factory are carried over."""
-    assert leaves.put(Out(A, name="kept"), {"logits": B}) == Out(B, name="kept")
+    out = leaves.put(Out(A, name="kept"), {"logits": B})
+    assert (type(out), out.logits is B, out.name, out.cache) == (Out, True, "kept", None)
     assert leaves.put(Frozen(A, n=9), {"logits": B}).n == 9
     assert leaves.put(Box(A, B, "kept"), {"0": C}).label == "kept"
     assert leaves.put(defaultdict(list, x=A), {"x": B}).default_factory is list

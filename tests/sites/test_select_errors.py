@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -50,7 +51,21 @@ OF_MODULES = f"kinds of modules: {', '.join(MODULE_KINDS)}"
         ("a:param.gard", 3, 'unknown kind "param.gard"', f'did you mean ":param.grad"? {ALL}'),
         ("a:", 3, 'unknown kind ""', ALL),
         ("a:xyz", 3, 'unknown kind "xyz"', ALL),
-        ("a b", 3, 'unexpected "b"', ""),
+        (
+            "a b",
+            3,
+            'unexpected "b"',
+            'a comma joins two selectors, and a colon stands before a kind: "a, b:in"',
+        ),
+        ("a:input", 3, 'unknown kind "input"', f'did you mean ":in"? {ALL}'),
+        ("a:grad_output", 3, 'unknown kind "grad_output"', f'did you mean ":out.grad"? {ALL}'),
+        ("a:data", 3, 'unknown kind "data"', f'did you mean ":param"? {ALL}'),
+        (
+            "a/0",
+            3,
+            '"0" is not the name of an operation, which is a function\'s',
+            'a module inside another has a dot before it, such as "layer1.0"',
+        ),
         ("a:out]", 3, 'unknown kind "out]"', f'did you mean ":out"? {ALL}'),
         ("a]", 2, 'unexpected "]"', ""),
         (
@@ -136,6 +151,80 @@ class Net(nn.Module):
             "qqq",
             NoSiteMatched,
             '"qqq" matches nothing in this model; the nearest paths are "layer1", "layer2", "blocks.0"',
+        ),
+        (
+            "ReLU",
+            NoSiteMatched,
+            '"ReLU" matches nothing in this model; modules of this type are selected by "**{ReLU}"',
+        ),
+        (
+            "blocks.relu:out.grad",
+            NoSiteMatched,
+            '"blocks.relu:out.grad" matches nothing in this model; modules of this type are selected by '
+            '"blocks.**{ReLU}:out.grad"; the nearest paths are "blocks.1", "blocks.0"; '
+            'a function that a forward calls has a slash before it: "blocks/relu"',
+        ),
+        (
+            "nn.Linear:in",
+            NoSiteMatched,
+            '"nn.Linear:in" matches nothing in this model; modules of this type are selected by "**{Linear}:in"',
+        ),
+        (
+            "{ReLU}",
+            NoSiteMatched,
+            '"{ReLU}" matches nothing in this model; did you mean "**{ReLU}"?',
+        ),
+        (
+            "layer1, blocks.*{nn.relu}:in",
+            NoSiteMatched,
+            '"blocks.*{nn.relu}:in" matches nothing in this model; did you mean "blocks.*{ReLU}:in"?',
+        ),
+        (
+            "layer1.grad",
+            NoSiteMatched,
+            '"layer1.grad" matches nothing in this model; the kind of a value follows a colon: "layer1:out.grad"',
+        ),
+        (
+            "blocks.0.in.grad",
+            NoSiteMatched,
+            '"blocks.0.in.grad" matches nothing in this model; the kind of a value follows a colon: "blocks.0:in.grad"',
+        ),
+        (
+            "layer1.weight.grad",
+            NoSiteMatched,
+            '"layer1.weight.grad" matches nothing in this model; the kind of a value follows a colon: "layer1.weight:param.grad"',
+        ),
+        (
+            "layer3.weight.grad",
+            NoSiteMatched,
+            '"layer3.weight.grad" matches nothing in this model; the kind of a value follows a colon, and the nearest is '
+            '"layer2.weight:param.grad"',
+        ),
+        (
+            "blocks.*.grad",
+            NoSiteMatched,
+            '"blocks.*.grad" matches nothing in this model; the kind of a value follows a colon: "blocks.*:out.grad"',
+        ),
+        (
+            "layer1:grad",
+            NoSuchKind,
+            f'"layer1:grad": :grad belongs to tensors and nodes; a model has {", ".join(KINDS)}; did you mean "layer1:out.grad"?',
+        ),
+        (
+            "layer1.weight:acc",
+            NoSuchKind,
+            f'"layer1.weight:acc": :acc belongs to tensors and nodes; a model has {", ".join(KINDS)}; '
+            'did you mean "layer1.weight:param.acc"?',
+        ),
+        (
+            "layer1:pre",
+            NoSuchKind,
+            f'"layer1:pre": :pre belongs to tensors and nodes; a model has {", ".join(KINDS)}',
+        ),
+        (
+            "weight",
+            NoSiteMatched,
+            '"weight" matches nothing in this model; parameters have a kind: "**.weight:param", "**.weight:param.grad"',
         ),
         (
             "layer1, !layr2",
@@ -238,3 +327,36 @@ def test_the_error_about_what_is_no_function_has_no_slash(text: str) -> None:
         Selector(text).on(nn.Sequential(nn.Linear(2, 2)))
 
     assert "slash" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("ReLU", r'"([^"]+)"$'),
+        ("blocks.ReLU:in", r'by "([^"]+)"'),
+        ("*{relu}", r'mean "([^"]+)"'),
+        ("layer1.grad", r'colon: "([^"]+)"$'),
+        ("layer1.bias.data", r'colon: "([^"]+)"$'),
+        ("blocks.1.output", r'colon: "([^"]+)"$'),
+        ("layer1:grad", r'mean "([^"]+)"'),
+        ("weight", r'kind: "([^"]+)"'),
+    ],
+)
+def test_what_a_message_says_to_write_selects_something(text: str, says: str) -> None:
+    """It can be pasted."""
+    model = nn.ModuleDict(
+        {"layer1": nn.Linear(2, 2), "blocks": nn.Sequential(nn.ReLU(), nn.ReLU())}
+    )
+    with pytest.raises((NoSiteMatched, NoSuchKind)) as caught:
+        Selector(text).on(model)
+
+    (written,) = re.findall(says, str(caught.value))
+    assert len(Selector(written).on(model)) > 0
+
+
+def test_a_class_of_modules_is_written_as_the_site_language_has_it() -> None:
+    """One class or several, where the text of a selector belongs."""
+    with pytest.raises(SelectorError, match=r'; modules of a type are selected by "\*\*{ReLU}"$'):
+        Selector(nn.ReLU)  # type: ignore[arg-type]
+    with pytest.raises(SelectorError, match=r'selected by "\*\*{ReLU,Linear}"$'):
+        Selector(["layer1", nn.ReLU, nn.Linear])  # type: ignore[list-item]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kedge.actions.naming import check_kept, meant, names_of
 from kedge.calls.arguments import called_as
+from kedge.calls.not_a_block import NotABlock
 from kedge.errors import NotRecorded, Overwritten, SeveralRecorded
 from kedge.flow import Act, Event, Record, Schedule
 from kedge.kept_tensor import KeptTensor
@@ -212,9 +213,13 @@ class RecordingTap(Protocol):
         """Whether it can still fire."""
 
 
-class Recorder:
+class Recorder(NotABlock):
     """The action that `record` returns: keeps values and returns them by name."""
 
+    _instead = (
+        "it is an action, for a hook: "
+        'with kedge.hook(model, "layer4", kedge.record()) as acts: model(images)'
+    )
     observes = True
     keeps = True
 

@@ -16,6 +16,12 @@ _MODULE = "torch.nn.modules.module.Module"
 _LOADERS = {"DataLoader", "TensorDataset", "Subset", "ImageFolder"}
 _MOST = 40
 
+OF_THE_LOSS = (
+    "[kedge] loss is called with the output alone; "
+    "give the rest with it: loss=lambda output: loss_fn(output, labels)"
+)
+"""The note of an error in a loss that was called with the model's output."""
+
 
 def called_as(example: str) -> Callable[[_C], _C]:
     """Return a decorator that answers a call which does not fit the arguments with what was given and the right call.
@@ -151,30 +157,6 @@ def _notes(model: Any, given: Sequence[Any]) -> Iterator[str]:
 
 def _bases(value: Any) -> set[str]:
     return {f"{base.__module__}.{base.__name__}" for base in type(value).__mro__}
-
-
-def unknown_name(
-    module: str, name: str, known: Sequence[str], others: Mapping[str, Sequence[str]]
-) -> str:
-    """Return the message for a name that a module lacks, with the nearest ones.
-
-    Args:
-        module: The module.
-        name: The name.
-        known: The names of the module.
-        others: The names of other modules, which may have it.
-    """
-    text = f"module {module!r} has no attribute {name!r}"
-    plain = {each.replace("_", ""): each for each in known}
-    near = difflib.get_close_matches(name.replace("_", "").lower(), plain, 3, 0.75)
-    elsewhere = [
-        f"{other}.{each}"
-        for other, names in others.items()
-        for each in names
-        if each not in known and each.replace("_", "").lower() == name.replace("_", "").lower()
-    ]
-    found = [*elsewhere, *(plain[each] for each in near)]
-    return f"{text}; did you mean {' or '.join(found)}?" if found else text
 
 
 def is_module(value: Any) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kedge.calls.arguments import called_as, described, not_a_model
+from kedge.calls.arguments import OF_THE_LOSS, called_as, described, not_a_model, noting
 from kedge.errors import WrongCall
 from kedge.examination.examination import TRIALS, Examination, examined
 from kedge.examination.gradients import held_by
@@ -24,6 +24,11 @@ from kedge.hooks.roots import unwrapped
 from kedge.offload.recompute.state import StateToPutBack
 from kedge.recipes.model_run import arguments, preserved_state
 from kedge.torch_internals.random_numbers import RandomNumbers
+
+_OF_THE_INPUTS = (
+    "[kedge] inputs is what the model is called with, a tuple for several arguments; "
+    "labels are for the loss: loss=lambda output: loss_fn(output, labels)"
+)
 
 
 @called_as("kedge.examine(model, inputs, loss=loss, optimizer=optimizer)")
@@ -119,9 +124,10 @@ def _loss_facts(step: ExaminedStep, loss: Callable[[Any], Tensor]) -> LossFacts:
     try:
         with preserved_state(step.model):
             given = step.inputs.apart()
-            output = step.model(*given.args, **given.kwargs)
+            with noting(TypeError, _OF_THE_INPUTS):
+                output = step.model(*given.args, **given.kwargs)
             tape = Tape()
-            with Writing(tape):
+            with Writing(tape), noting(TypeError, OF_THE_LOSS):
                 value = loss(output)
             if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
                 raise WrongCall(

@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from kedge.calls.arguments import called_as, described, not_a_model, noted_arguments
-from kedge.errors import ExtractError, WrongCall
+from kedge.calls.not_a_block import NotABlock
+from kedge.errors import ExtractError, KedgeError, NoSiteMatched, WrongCall
 from kedge.features.capture import Transform, Wanted
 from kedge.features.forward import Collected, FeatureForward
+from kedge.sites.nearest import is_type_of_modules, not_a_selector
 from kedge.sites.select import Selector, selects
-from kedge.torch_internals.module_tables import is_replica
+from kedge.torch_internals.module_tables import is_replica, modules_in
 
 if TYPE_CHECKING:
     from kedge.features.dataset import FeatureSet
@@ -26,12 +28,17 @@ Wishes: TypeAlias = str | Selector | Iterable[str | Selector] | Mapping[str, str
 """Selectors; as a dict each with the name of its value, or a transform of its values."""
 
 
-class Features(nn.Module):
+class Features(NotABlock, nn.Module):
     """A model that returns a dict of intermediate values instead of its output; the result of `kedge.extract`.
 
     It is called like the model and contains it, so ``.to``, ``.train``, parameters, copies and
     pickles work as for any module. Between calls the model has no Kedge hooks.
     """
+
+    _instead = (
+        'call it: values = kedge.extract(model, ["layer4"])(images). For a block of calls, use '
+        'with kedge.hook(model, "layer4", kedge.record()) as acts: model(images)'
+    )
 
     def __init__(self, model: nn.Module, wanted: Wanted) -> None:
         super().__init__()
@@ -217,7 +224,7 @@ def extract(
     names: dict[str, str] = {}
     texts: list[str] = []
     transforms: list[Transform | None] = []
-    for text, wish in _wishes(sites):
+    for text, wish in _wishes(model, sites):
         texts.append(text)
         if not isinstance(wish, str):
             transforms.append(wish)
@@ -239,44 +246,70 @@ def extract(
         place,
         dtype,
     )
-    return Features(model, wanted)
+    try:
+        return Features(model, wanted)
+    except NoSiteMatched as error:
+        turned = _turned(model, sites)
+        if turned is None:
+            raise
+        raise NoSiteMatched(
+            f"{error}; the dict goes from a selector to a name: extract(model, {turned})"
+        ) from None
 
 
-def _text(given: object) -> str:
-    if isinstance(given, (str, Selector)):
-        return str(given)
-    advice = ""
-    if isinstance(given, nn.Module):
-        advice = "; print(kedge.sites(model)) lists the paths of its modules"
-    raise ExtractError(
-        f'{described(given)} is not the text of a selector, such as "layer4"{advice}'
-    )
+def _turned(model: nn.Module, sites: Wishes) -> dict[str, str] | None:
+    """Return a dict of selectors the other way round, None if that does not select its values either."""
+    if not isinstance(sites, Mapping):
+        return None
+    turned: dict[str, str] = {}
+    for name, text in sites.items():
+        if not isinstance(text, str):
+            return None
+        turned[text] = str(name)
+    try:
+        for text in turned:
+            Selector(text).on(model)
+    except KedgeError:
+        return None
+    return turned
 
 
-def _wishes(sites: Wishes) -> list[tuple[str, str | Transform | None]]:
+def _wishes(model: nn.Module, sites: Wishes) -> list[tuple[str, str | Transform | None]]:
     """Return each selector with the name or the transform of its values.
 
     Raises:
         ExtractError: If there is something else than selectors, or the values of a dict are
             neither.
     """
-    given: list[tuple[str, str | Transform | None]]
+    pairs: list[tuple[Any, Any]]
     if isinstance(sites, Mapping):
-        given = [(str(text), wish) for text, wish in sites.items()]
-    elif isinstance(sites, (str, Selector)):
-        given = [(str(sites), None)]
+        pairs = [*sites.items()]
+    elif isinstance(sites, (str, Selector)) or is_type_of_modules(sites):
+        pairs = [(sites, None)]
     elif selects(sites):
-        given = [(_text(text), None) for text in sites]
+        pairs = [(text, None) for text in sites]
     else:
+        paths = {id(module): path for path, module in modules_in(model).items()}
+        path = paths.get(id(sites))
+        example = f', such as "{path}" for this one' if path else ""
         raise ExtractError(
             f'{described(sites)} is not a selector: extract(model, ["layer4"]) takes '
-            "the paths of "
-            "modules"
+            f"the paths of modules{example}"
         )
+    odd = [text for text, _ in pairs if not isinstance(text, (str, Selector))]
+    if odd:
+        raise ExtractError(not_a_selector(odd))
+
+    given = [(str(text), wish) for text, wish in pairs]
     for text, wish in given:
         if wish is not None and not isinstance(wish, str) and not callable(wish):
+            advice = ""
+            if hasattr(wish, "update"):
+                advice = (
+                    "; a reducer is for a data set: dataset(loader, folder, reduce={name: reducer})"
+                )
             raise ExtractError(
-                f'"{text}": {wish!r} is not a name, a function of the value, or None'
+                f'"{text}": {wish!r} is not a name, a function of the value, or None{advice}'
             )
         if wish == "":
             raise ExtractError(

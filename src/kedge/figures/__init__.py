@@ -6,8 +6,9 @@ decides what to do with a figure, for example ``figure.savefig("layers.png")``; 
 Names load on first use, so that the graph drawing in this folder works without matplotlib.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kedge.calls.late_names import late_names
 
 if TYPE_CHECKING:
     from kedge.figures.depth import distributions
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from kedge.figures.plane import principal, scatter
 
 _HOME = {
-    "depth": ("distributions",),
-    "held_memory": ("memory",),
-    "intervention_effects": ("effects",),
-    "maps": ("feature_maps",),
-    "overlay": ("attributions",),
-    "plane": ("principal", "scatter"),
+    "figures.depth": ("distributions",),
+    "figures.held_memory": ("memory",),
+    "figures.intervention_effects": ("effects",),
+    "figures.maps": ("feature_maps",),
+    "figures.overlay": ("attributions",),
+    "figures.plane": ("principal", "scatter"),
 }
 __all__ = [
     "attributions",
@@ -35,9 +36,4 @@ __all__ = [
     "scatter",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    for home, names in _HOME.items():
-        if name in names:
-            return getattr(import_module(f"kedge.figures.{home}"), name)
-    raise AttributeError(f"module 'kedge.figures' has no attribute {name!r}")
+__getattr__, __dir__ = late_names("kedge.figures", _HOME, ["graph"])

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kedge.calls.arguments import called_as
 from kedge.errors import CannotDraw
 from kedge.figures.canvas import (
     ACCENT,
@@ -59,6 +60,7 @@ class SiteSpread:
     nonfinite: int
 
 
+@called_as('figures.distributions({"conv1": acts["conv1"], "fc": acts["fc"]})')
 def distributions(
     values: Mapping[str, Any],
     gradients: Mapping[str, Any] | None = None,

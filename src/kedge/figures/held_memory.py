@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from kedge.calls.arguments import called_as
 from kedge.errors import CannotDraw
 from kedge.figures.canvas import ACCENT, QUIET, TEXT, Axes, Drawing, dress, plain
 from kedge.report.fitted_text import cut
@@ -47,6 +48,7 @@ class HeldOverTime(Protocol):
         """The modules that hold bytes at the peak: paths and bytes, the largest first."""
 
 
+@called_as("figures.memory(kedge.saved(model, backward=True)(images))")
 def memory(held: Any, *, title: str = "") -> Drawing:
     """Draw the bytes that autograd holds for backward over a step.
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from kedge.calls.arguments import called_as
 from kedge.errors import CannotDraw
 from kedge.figures.canvas import (
     NOTHING,
@@ -40,6 +41,7 @@ class Patched(Protocol):
         ...
 
 
+@called_as('figures.effects(recipes.patch(model, clean, corrupted, "layer4", metric))')
 def effects(
     values: Any,
     rows: Sequence[object] = (),

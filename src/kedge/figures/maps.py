@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from kedge.calls.arguments import called_as
 from kedge.errors import CannotDraw
 from kedge.figures.canvas import (
     ONE_SIGN,
@@ -24,6 +25,7 @@ from kedge.sites.leaves import describe
 _COLUMNS = 8
 
 
+@called_as('figures.feature_maps(acts["conv1"])')
 def feature_maps(
     values: Any,
     *,

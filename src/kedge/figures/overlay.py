@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.nn import functional
 
+from kedge.calls.arguments import called_as
 from kedge.errors import CannotDraw
 from kedge.figures.canvas import (
     ONE_SIGN,
@@ -26,6 +27,7 @@ from kedge.sites.leaves import describe
 _COVER = 0.85
 
 
+@called_as("figures.attributions(recipes.saliency(model)(images), images)")
 def attributions(
     maps: Any | dict[str, Any],
     images: Any,

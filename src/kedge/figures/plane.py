@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kedge.calls.arguments import called_as
 from kedge.errors import CannotDraw
 from kedge.figures.canvas import (
     ACCENT,
@@ -28,6 +29,7 @@ _LINES = 22
 _NAMED = 2 * _LINES
 
 
+@called_as("figures.principal(features)")
 def principal(features: Any, components: int = 2) -> tuple[Tensor, Tensor]:
     """Project features onto their principal components, the directions in which they vary most.
 
@@ -75,6 +77,7 @@ def principal(features: Any, components: int = 2) -> tuple[Tensor, Tensor]:
     return pad(centred @ directions.T, missing), pad(share, missing)
 
 
+@called_as("figures.scatter(features, labels)")
 def scatter(
     features: Any, labels: Any = None, *, names: Sequence[str] = (), title: str = ""
 ) -> Drawing:

@@ -37,12 +37,18 @@ from kedge.hooks.placing.installed import InstalledHooks
 from kedge.hooks.target import HookedModel
 from kedge.short_text import counted, listed
 from kedge.sites.select import Selector, SitePlace, selects
-from kedge.sites.site import Site
+from kedge.sites.site import TENSOR_KINDS, Site
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.compiled_entries import set_aside
-from kedge.torch_internals.module_tables import modules_in, named_modules, parameters_in
+from kedge.torch_internals.module_tables import (
+    modules_in,
+    named_modules,
+    own_children,
+    parameters_in,
+)
 from kedge.torch_internals.torchscript import takes_hooks
 
+_ACTIONS = ("add", "clamp", "error_if", "measure", "record", "replace", "scale", "zero")
 MOST_FIRINGS = 2_000
 """The firings that a session keeps for its timeline."""
 
@@ -148,7 +154,7 @@ class Attachments:
                 self._attach_tensors(target, selector, spec)
             else:
                 advice = ""
-                if selects(target):
+                if selects(target) and not isinstance(target, type):
                     advice = "; selectors without a model are a text or a list of texts"
                 raise NoSiteMatched(
                     f"cannot hook {not_a_model(target)}; a target is a module, "
@@ -223,7 +229,10 @@ class Attachments:
             meant = (means(term, name) for term in selector.terms for name in named)
             if not any(meant):
                 names = ", ".join(named)
-                raise NoSiteMatched(f'"{selector}" matches none of the tensors {names}')
+                advice = ""
+                if str(selector) in TENSOR_KINDS:
+                    advice = f'; a kind follows a colon: ":{selector}"'
+                raise NoSiteMatched(f'"{selector}" matches none of the tensors {names}{advice}')
         for name, tensor in named.items():
             place_tensor(self, name, tensor, selector, spec)
 
@@ -320,6 +329,15 @@ def _check_order(target: Any, what: tuple[Any, ...]) -> None:
     ):
         raise WrongCall(f'the model comes before the selector: hook(model, "{target}", action)')
 
+    if isinstance(target, (nn.Sequential, nn.ModuleList)) and len(what) > 1:
+        number = what[0]
+        inside = [*own_children(target)]
+        if isinstance(number, int) and -len(inside) <= number < len(inside):
+            raise WrongCall(
+                f"{number} is not a selector; a path is a text: "
+                f'hook(model, "{inside[number]}", action)'
+            )
+
     several = isinstance(target, (list, tuple))
     if several and any(isinstance(one, nn.Module) for one in target):
         raise WrongCall(f"cannot hook {not_a_model(target)}")
@@ -356,9 +374,12 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
         actions = what[1:]
 
     if not actions:
+        advice = ""
+        if what and isinstance(what[0], Mapping):
+            advice = "; not in a dict, but in a session, with a hook for each selector"
         raise WrongCall(
             'no action given; hook(model, "layer4", kedge.record()) takes at least '
-            "one after the selector"
+            f"one after the selector{advice}"
         )
     for action in actions:
         if is_schedule(action):
@@ -367,8 +388,13 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
             )
         if not callable(action) and not hasattr(action, "bind"):
             advice = ""
-            if isinstance(action, int):
-                advice = f'; a path is a text: "{action}"'
+            if isinstance(action, str) and action in _ACTIONS:
+                advice = f"; did you mean kedge.{action}(...)?"
+            elif isinstance(action, (int, float)):
+                advice = (
+                    f'; a path is a text: "{action}"; to put a number in the place of a value, '
+                    f"use kedge.replace({action})"
+                )
             elif isinstance(action, Tensor):
                 advice = "; to put it in the place of a value, use kedge.replace(tensor)"
             raise WrongCall(
@@ -390,7 +416,8 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
 def _of_model(selector: Selector | None) -> Selector:
     if selector is None:
         raise SelectorError(
-            'a model needs a selector: hook(model, "layer4", action); "**:out" selects everything'
+            'a model needs a selector: hook(model, "layer4", action); "**:out" selects everything, '
+            '":out" its own output'
         )
     return selector
 

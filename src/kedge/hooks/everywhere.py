@@ -38,6 +38,7 @@ from kedge.hooks.roots import HookedRoot, SeenModules, free_name, new_hooks, unw
 from kedge.hooks.target import HookedModel
 from kedge.short_text import listed
 from kedge.sites.language import Term
+from kedge.sites.nearest import kind_of_no_model
 from kedge.sites.select import ModelLayout, Selector, SitePlace
 from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
 from kedge.torch_internals import dynamo
@@ -274,10 +275,7 @@ class RootFinder:
         """
         for term in selector.terms:
             if term.kind in TENSOR_KINDS + NODE_KINDS:
-                raise NoSuchKind(
-                    f'"{term}": :{term.kind} belongs to tensors and nodes; '
-                    "hook(tensor, ...) takes them"
-                )
+                raise NoSuchKind(kind_of_no_model(term, (), "hook(tensor, ...) takes them"))
         for action in spec.actions:
             if not isinstance(action, Bindable):
                 as_act(action)

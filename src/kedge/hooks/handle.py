@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn, Self, SupportsIndex
 
+from kedge.calls.missing_attributes import MissingAttributes
 from kedge.flow import V_co
 from kedge.hooks.attach import note_removal
 from kedge.hooks.open_sessions import in_block
@@ -18,7 +19,7 @@ _NAMED = 3
 
 
 @dataclass(eq=False, repr=False)
-class Hooked(RecordedValues[V_co]):
+class Hooked(MissingAttributes, RecordedValues[V_co]):
     """The handle of one hook, on one or many sites: removes it, and is a mapping of the values that it recorded.
 
     As a context it removes the hook at the end of its block. ``acts["layer4"]``, ``"layer4" in
@@ -32,6 +33,11 @@ class Hooked(RecordedValues[V_co]):
     Attributes:
         end: Ends the hook's own session; None if the hook belongs to a longer session.
     """
+
+    _instead_of = dict.fromkeys(
+        ("activation", "activations", "output", "tensor", "value"),
+        'acts["layer4"] is a value, and print(acts) lists their names',
+    ) | dict.fromkeys(("close", "detach", "off", "stop", "unhook"), "remove() removes the hook")
 
     end: Callable[..., None] | None = None
 

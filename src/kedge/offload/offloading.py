@@ -63,7 +63,9 @@ class OffloadSettings:
         """
         to = self.to
         if not isinstance(to, (Rebuild, Cpu, Disk)):
-            raise OffloadError(f"to={to!r}: use kedge.Rebuild(), kedge.Cpu() or kedge.Disk()")
+            raise OffloadError(
+                f"to={described(to)}: use kedge.Rebuild(), kedge.Cpu() or kedge.Disk()"
+            )
         least = bytes_of("min_bytes", self.min_bytes)
         rebuilds = isinstance(to, Rebuild) or to.rebuild
         codec = None

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kedge.calls.arguments import called_as, described, noted_arguments, noting
+from kedge.calls.arguments import OF_THE_LOSS, called_as, described, noted_arguments, noting
+from kedge.calls.not_a_block import NotABlock
 from kedge.errors import NoSuchKind, WrongCall
 from kedge.hooks.saved.keeper import keep
 from kedge.offload.account.recorder import LEAST, SaveRecorder
@@ -33,10 +34,6 @@ from kedge.torch_internals.module_tables import (
 )
 
 Loss = Callable[[Any], Any]
-_LOSS = (
-    "[kedge] loss is called with the output alone; "
-    "give the rest with it: loss=lambda output: loss_fn(output, labels)"
-)
 _INFERENCE = (
     "[kedge] kedge.saved makes its call with gradients on, "
     "and an argument was made in inference mode; "
@@ -128,8 +125,13 @@ def saved(
     return of_call()
 
 
-class SavedByCall:
+class SavedByCall(NotABlock):
     """Waits for the arguments of a model or a function, and returns the account of a call with them."""
+
+    _instead = (
+        "call it: print(kedge.saved(model)(images)). To keep less for backward, use "
+        "with kedge.offload(model, to=kedge.Cpu()): loss(model(images)).backward()"
+    )
 
     def __init__(
         self, target: Callable[..., Any], loss: Loss | None, least: int, *, backward: bool
@@ -244,7 +246,7 @@ class _RecordedCall:
         keep(stack, self.model, self.recorder, ambient=True, compiled=self.compiled)
         output = call()
         if loss is not None:
-            with noting(TypeError, _LOSS):
+            with noting(TypeError, OF_THE_LOSS):
                 output = loss(output)
         return [tensor for _, tensor in leaves.find(output)]
 

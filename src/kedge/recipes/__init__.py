@@ -9,10 +9,9 @@ Names are loaded when they are first used, so that one recipe does not wait for 
 another.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kedge.calls.arguments import unknown_name
+from kedge.calls.late_names import late_names
 
 if TYPE_CHECKING:
     from kedge.features.extract import Features, extract
@@ -93,10 +92,4 @@ __all__ = [
     "stored_table",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    for home, names in _HOME.items():
-        if name in names:
-            return getattr(import_module(f"kedge.{home}"), name)
-    known = [] if name.startswith("_") else __all__
-    raise AttributeError(unknown_name("kedge.recipes", name, known, {}))
+__getattr__, __dir__ = late_names("kedge.recipes", _HOME)

@@ -125,8 +125,13 @@ def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Fi
         that may follow from another one are info, but for a NaN.
 
     Raises:
-        WrongCall: One of the rules is no `Rule`.
+        WrongCall: The recording is none, or one of the rules is no `Rule`.
     """
+    if not isinstance(recording, Recording):
+        raise WrongCall(
+            f"check(recording): {described(recording)} is no recording; open it with "
+            'kedge.Recording.open("run.kedge")'
+        )
     given = ALL if rules is None else tuple(rules)
     for rule in given:
         if not isinstance(rule, Rule):

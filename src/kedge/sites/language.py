@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kedge.errors import SelectorError
-from kedge.sites.site import ALL_KINDS, KINDS, Site, op_text, unescape
+from kedge.sites.site import ALL_KINDS, KINDS, Site, kind_called, op_text, unescape
 
 
 @dataclass(frozen=True)
@@ -271,6 +271,12 @@ class _Reader:
                 start,
                 'such as "layer1.0/relu:out"',
             )
+        if name.isdecimal():
+            raise self.error(
+                f'"{name}" is not the name of an operation, which is a function\'s',
+                start,
+                'a module inside another has a dot before it, such as "layer1.0"',
+            )
         if self.accept("#"):
             return name, self.index()
         return name, None
@@ -280,7 +286,8 @@ class _Reader:
         kind = self.until("[,! \t\n")
         if kind not in ALL_KINDS:
             advice = f"kinds are {', '.join(KINDS)}"
-            near = difflib.get_close_matches(kind, ALL_KINDS, 1)
+            meant = kind_called(kind)
+            near = [meant] if meant else difflib.get_close_matches(kind, ALL_KINDS, 1)
             if near:
                 advice = f'did you mean ":{near[0]}"? {advice}'
             raise self.error(f'unknown kind "{kind}"', start, advice)
@@ -304,7 +311,10 @@ def parse(text: str) -> tuple[Term, ...]:
     while reader.accept(","):
         terms.append(reader.term())
     if reader.peek():
-        raise reader.error(f'unexpected "{reader.peek()}"')
+        advice = ""
+        if reader.text[reader.at - 1].isspace():
+            advice = 'a comma joins two selectors, and a colon stands before a kind: "a, b:in"'
+        raise reader.error(f'unexpected "{reader.peek()}"', advice=advice)
     if all(t.excluded for t in terms):
         raise reader.error(
             'every part is excluded with "!"',

@@ -6,21 +6,19 @@ selector without sites is an error that names the nearest ones.
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from kedge import notebook
-from kedge.calls.arguments import called_as, described, not_a_model
+from kedge.calls.arguments import called_as, not_a_model
 from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
 from kedge.short_text import counted
 from kedge.sites.folding import Folding
 from kedge.sites.language import Term, means_op, parse
+from kedge.sites.nearest import is_type_of_modules, kind_of_no_model, nearest, not_a_selector
 from kedge.sites.site import (
     MODULE_KINDS,
     NODE_KINDS,
@@ -127,8 +125,11 @@ Selectors: TypeAlias = str | Selector | Iterable[str | Selector]
 
 
 def selects(given: object) -> bool:
-    """Whether an argument is meant as a selector, and not as an action or a value."""
-    if isinstance(given, (str, Selector)):
+    """Whether an argument is meant as a selector, and not as an action or a value.
+
+    A class of modules is, although it is none: no action makes a module of a value.
+    """
+    if isinstance(given, (str, Selector)) or is_type_of_modules(given):
         return True
     return isinstance(given, Iterable) and not (
         callable(given) or hasattr(given, "bind") or isinstance(given, Tensor)
@@ -145,14 +146,12 @@ def _terms(given: Selectors) -> tuple[Term, ...]:
         return parse(given)
     if isinstance(given, Selector):
         return given.terms
-    several = list(given) if isinstance(given, Iterable) else [given]
+    several: list[Any] = [given]
+    if isinstance(given, Iterable) and not is_type_of_modules(given):
+        several = [*given]
     odd = [one for one in several if not isinstance(one, (str, Selector))]
     if odd:
-        found = described(odd[0])
-        advice = ""
-        if isinstance(odd[0], nn.Module):
-            advice = "; print(kedge.sites(model)) lists the paths of its modules"
-        raise SelectorError(f'{found} is not the text of a selector, such as "layer4"{advice}')
+        raise SelectorError(not_a_selector(odd))
     if not several:
         raise SelectorError(
             'an empty list selects nothing; name at least one site, such as ["layer4"]'
@@ -324,9 +323,7 @@ class ModelLayout:
             raise NoSuchKind(f'"{term}": an operation has no :{term.kind}; it has {has}')
         if term.kind in TENSOR_KINDS + NODE_KINDS:
             has = ", ".join(MODULE_KINDS + PARAM_KINDS)
-            raise NoSuchKind(
-                f'"{term}": :{term.kind} belongs to tensors and nodes; a model has {has}'
-            )
+            raise NoSuchKind(kind_of_no_model(term, self.params, f"a model has {has}"))
         of_params = term.kind in PARAM_KINDS
         found = self._params(term) if of_params else self._modules(term)
         if not found and not (term.excluded and term.literal is None):
@@ -391,30 +388,6 @@ class ModelLayout:
             return NoSuchKind(
                 f'"{path}" is a module and has no :{term.kind}; {has}; kinds of modules: {kinds}'
             )
-        return NoSiteMatched(f'"{term}" matches nothing in this model; {self._nearest(term)}')
-
-    def _nearest(self, term: Term) -> str:
-        if term.types:
-            names = sorted({type(module).__name__ for module in self.modules.values()})
-            return f"its modules are of types {', '.join(names)}"
-
-        known = [name for name, module in self.modules.items() if runs(module)]
-        if term.kind in PARAM_KINDS:
-            known = list(self.params)
-        known = [name for name in known if name] or known  # the root has no path to speak of
-        plain = re.sub(r"[*?\\]", "", ".".join(term.path)).strip(".")
-        near = difflib.get_close_matches(plain, known, 3, 0.3) or known[:3]
-        paths = ", ".join(f'"{name}"' for name in near) or "none: it is empty"
-        return f"the nearest paths are {paths}{self._as_operation(term)}"
-
-    def _as_operation(self, term: Term) -> str:
-        """Return how to select a function of PyTorch that a forward calls, if a path ends in the name of one."""
-        parent, _, name = (term.literal or "").rpartition(".")
-        if term.kind not in (None, *OP_KINDS) or term.op is not None:
-            return ""
-        if parent not in self.modules:
-            return ""
-        found = (getattr(owner, name, None) for owner in (functional, Tensor))
-        if not any(map(callable, found)):
-            return ""
-        return f'; a function that a forward calls has a slash before it: "{escape(parent)}/{name}"'
+        called = [name for name, module in self.modules.items() if runs(module)]
+        advice = nearest(term, self.modules, self.params, called)
+        return NoSiteMatched(f'"{term}" matches nothing in this model; {advice}')

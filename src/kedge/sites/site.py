@@ -22,8 +22,43 @@ GRADIENT_KINDS = frozenset(
     }
 )
 
+#: What a kind is called in other tools, or nearly here.
+_SAME_KIND = {
+    "activation": "out",
+    "activations": "out",
+    "output": "out",
+    "outputs": "out",
+    "input": "in",
+    "inputs": "in",
+    "grad_output": "out.grad",
+    "grad_input": "in.grad",
+    "output.grad": "out.grad",
+    "input.grad": "in.grad",
+    "gradient": "grad",
+    "gradients": "grad",
+    "data": "param",
+    "value": "param",
+}
+
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _SPECIAL = re.compile(r"([\\*?\[\]{}#/:,!\s])")
+
+
+def kind_called(word: str, *, of_parameter: bool = False) -> str | None:
+    """Return the kind of sites of models that a word means, such as ``out.grad`` for ``gradient``.
+
+    None if it means none.
+
+    Args:
+        word: The word.
+        of_parameter: Whether it is said of a parameter, so that its gradient is ``param.grad``.
+    """
+    kind = _SAME_KIND.get(word, word)
+    if kind in TENSOR_KINDS and of_parameter:
+        return f"param.{kind}"
+    if kind == "grad":
+        return "out.grad"
+    return kind if kind in KINDS else None
 
 
 def escape(path: str) -> str:

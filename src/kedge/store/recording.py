@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from kedge.calls.arguments import called_as, described
+from kedge.calls.missing_attributes import MissingAttributes
 from kedge.errors import NoSuchRank, WrongCall
 from kedge.files.given_path import given_path
 from kedge.notebook import paragraph
@@ -53,7 +54,7 @@ class Display:
 
 @called_as('kedge.Recording.open("run.kedge")')
 @dataclass(frozen=True, eq=False)
-class Recording:
+class Recording(MissingAttributes):
     """A recorded run, read from disk.
 
     The ranks of a run are read together; see Note [Ranks]. Events of ranks other than the lowest
@@ -70,6 +71,18 @@ class Recording:
         display: What shows a recording with its verdict; the rules are needed for that, so
             `kedge.report` sets it.
     """
+
+    _instead_of = dict.fromkeys(("loss", "losses"), 'recording.series("loss", "mean") has it') | {
+        "check": "kedge.rules.check(recording) returns the findings",
+        "diff": "it is a command of the terminal: kedge diff A B",
+        "findings": "kedge.rules.check(recording) returns them",
+        "gradients": 'recording.series("layer4:out.grad", "rms") has one of a site',
+        "mean": 'recording.series("layer4:out", "mean") has it of a site',
+        "plot": "kedge report RUN --html in a terminal draws a recording",
+        "report": "it is a command of the terminal: kedge report RUN",
+        "stats": 'recording.series("layer4:out", "rms") has one of a site',
+        "to_pandas": "kedge export RUN --parquet in a terminal writes a table",
+    }
 
     path: Path
     manifest: Entry
@@ -268,6 +281,7 @@ class Recording:
         """What was derived from this recording, by the function that derives it."""
         return {}
 
+    @called_as('recording.series("layer4:out", "mean")')
     def series(self, site: SiteInfo | str, statistic: str) -> Floats:
         """Return one statistic of a site for each of ``steps``, NaN where the site has none.
 

@@ -30,6 +30,7 @@ from kedge.actions.measure.site_table import MeasuredSite, SiteTable, role_of
 from kedge.actions.measure.values import MEASURED, StepValues
 from kedge.actions.naming import check_kept, each_operation
 from kedge.calls.arguments import called_as, described
+from kedge.calls.not_a_block import NotABlock
 from kedge.errors import WrongCall
 from kedge.flow import Act, Event
 from kedge.native import What
@@ -46,7 +47,7 @@ _MOST_LEAVES = 8
 _REST = "rest"
 
 
-class Meter(MeasuredValues):
+class Meter(NotABlock, MeasuredValues):
     """The action that `measure` returns: reduces values on their device, into one table a step.
 
     Attributes:
@@ -61,6 +62,10 @@ class Meter(MeasuredValues):
         lock: Held while a value is measured.
     """
 
+    _instead = (
+        "it is an action, for a hook: "
+        'with kedge.hook(model, "**", kedge.measure()) as stats: model(images)'
+    )
     observes = True
 
     def __init__(
@@ -303,6 +308,9 @@ def measure(
         0.0
     """
     if not isinstance(what, str) or what not in native.CODES:
-        raise WrongCall(f"measure({described(what)}) is unknown; use 'full', 'norm' or 'finite'")
+        raise WrongCall(
+            f"measure({described(what)}) is unknown; use 'full', 'norm' or 'finite'; the place comes "
+            'before it, as in kedge.hook(model, "layer4", kedge.measure())'
+        )
     check_kept("measure", keep)
     return Meter(what, keep=keep, recomputes=recomputes)

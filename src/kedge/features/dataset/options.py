@@ -190,6 +190,11 @@ class Options:
             if given not in get_args(known) and not (name == "items" and given is None):
                 choices = ", ".join(map(repr, get_args(known)))
                 raise ExtractionFailed(f"{name}={given!r}: use one of {choices}")
+        if not isinstance(self.reduce, Mapping):
+            raise ExtractionFailed(
+                f"reduce={self.reduce!r}: give a dict of reducers by the names of values, such as "
+                '{"layer4": kedge.recipes.Mean()}'
+            )
         strange = [name for name in self.keep if name not in self.reduce]
         if strange:
             raise ExtractionFailed(

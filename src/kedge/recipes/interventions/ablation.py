@@ -30,7 +30,7 @@ _PASSES = 16
 By: TypeAlias = float | Tensor | Callable[..., Tensor]
 
 
-@called_as('recipes.ablate(model, "layer4")')
+@called_as('recipes.ablate(model, "layer4", positions=[3], dim=1)')
 def ablate(
     model: nn.Module,
     sites: Selectors,

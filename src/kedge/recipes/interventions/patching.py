@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from kedge import notebook
-from kedge.calls.arguments import called_as
-from kedge.errors import InterventionError
+from kedge.calls.arguments import called_as, described
+from kedge.errors import InterventionError, WrongCall
 from kedge.flow import Event
 from kedge.hooks.session import session
 from kedge.recipes.interventions.positions import mask
@@ -195,6 +195,11 @@ def patch(
         >>> table["fc"]
         1.0
     """
+    if not callable(metric):
+        raise WrongCall(
+            f"patch(metric={described(metric)}): metric is a function from the model's output to one "
+            "number, such as lambda output: output[0, 3]"
+        )
     warn_of_training(model)
     values = _Values()
     ledger, whole = _run(model, clean, metric, sites, values)

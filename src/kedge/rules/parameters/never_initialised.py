@@ -70,8 +70,8 @@ class NeverInitialised(Rule):
         with strict=True, and use torch.zeros or torch.randn instead of torch.empty.
 
     Cannot see:
-        Leftover memory that holds usual numbers; wrong but usual initial values, of which INIT-
-        SCALE sees some; weights of a run that was not watched from its first step.
+        Leftover memory that holds usual numbers; wrong but usual initial values, of which
+        INIT-SCALE sees some; weights of a run that was not watched from its first step.
     """
 
     huge: float = 1e4

@@ -15,6 +15,7 @@ from typing import ClassVar, Self
 from torch import distributed, nn
 
 from kedge.calls.arguments import called_as, described
+from kedge.calls.missing_attributes import MissingAttributes
 from kedge.errors import WatchingFailed, WrongCall
 from kedge.files.given_path import given_path
 from kedge.hooks.attach import refresh
@@ -39,7 +40,7 @@ from kedge.watch.totals import WatchSummary
 from kedge.watch.watcher import Watcher
 
 
-class WatchBlock:
+class WatchBlock(MissingAttributes):
     """A part of a program that is watched, from `begin` to `end` or as a ``with`` block.
 
     `begin` raises errors in the options themselves, such as an existing recording. Later failures
@@ -62,6 +63,18 @@ class WatchBlock:
     """
 
     is_off: ClassVar[bool] = False
+    _instead_of = (
+        dict.fromkeys(
+            ("history", "loss", "losses", "results", "series", "steps"),
+            "kedge.Recording.open(run.recording) has what was recorded: "
+            '.series("loss", "mean"), .steps, .sites',
+        )
+        | dict.fromkeys(("check", "errors", "warnings"), "run.findings() returns the findings")
+        | dict.fromkeys(
+            ("html", "plot", "report", "show", "summary"),
+            "kedge report RUN --html in a terminal draws the recording",
+        )
+    )
 
     def __init__(
         self,

@@ -75,7 +75,7 @@ def _moment(started: str) -> str:
 
 def _watched(recording: Recording) -> Iterator[str]:
     for root in recording.roots:
-        yield f"{root.name}: {counted(root.parameters, 'parameter')}"
+        yield f"{visible(root.title)}: {counted(root.parameters, 'parameter')}"
     yield counted(len(recording.sites), "site")
 
 

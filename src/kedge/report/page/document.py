@@ -75,7 +75,12 @@ def condense(shown_run: ShownRun) -> Document:
         if rule.code in codes:
             explained[rule.code] = explain(rule.code, rules)
     roots = [
-        {"name": root.name, "prefix": root.prefix, "parameters": root.parameters}
+        {
+            "name": root.name,
+            "title": root.title,
+            "prefix": root.prefix,
+            "parameters": root.parameters,
+        }
         for root in recording.roots
     ]
     sites = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kedge.report.curves import curves_of
 from kedge.report.page.document import condense
 from kedge.report.shown_run import ShownRun
 from kedge.report.terminal import render
+from kedge.store.events import event_from
 from kedge.store.recording import Recording
 
 LOSS = {
@@ -119,3 +121,38 @@ def test_the_page_draws_the_loss_of_a_program_that_computes_it_by_a_function(
     assert [curve["kind"] for curve in document["curves"]] == ["loss", "norm"]
     assert document["curves"][0]["points"] == 20
     assert all(module["path"] != "loss" for module in document["modules"])
+
+
+def logged_in(recording: Recording) -> Recording:
+    """Return a recording whose program has logged an accuracy and, once, a NaN."""
+    events = [
+        {"kind": "logged", "name": "val/accuracy", "steps": [0, 2], "values": [0.25, 0.5]},
+        {"kind": "logged", "name": "val/accuracy", "steps": [2, 3], "values": [0.75, "nan"]},
+        {"kind": "logged", "name": "other rank", "steps": [0], "values": [1], "rank": 1},
+    ]
+    return replace(recording, events=tuple(map(event_from, events)))
+
+
+def test_what_a_program_logs_is_a_curve() -> None:
+    """Under its name, on a linear scale, after the watch's own curves; the later of two values of a step counts."""
+    *_, curve = curves_of(logged_in(recorded([3.0, 2.0])))
+    assert (curve.kind, curve.title, curve.label) == (
+        "logged",
+        "val/accuracy",
+        "logged by the program",
+    )
+    assert curve.steps.tolist() == [0, 2, 3]
+    assert curve.values[:2].tolist() == [0.25, 0.75]
+    assert curve.bad.tolist() == [False, False, True]
+
+
+def test_what_a_program_logs_is_in_the_report_and_the_page() -> None:
+    """In a program without a loss, too; it is no loss."""
+    shown_run = ShownRun(logged_in(recorded([])), (), ())
+    file = io.StringIO()
+    render(shown_run, Console(file=file, width=100))
+    assert "val/accuracy    0.250 → nan" in file.getvalue()
+    assert shown_run.losses == ()
+    assert shown_run.early == ""
+    *_, described = condense(shown_run).described["curves"]
+    assert (described["title"], described["newest"]) == ("val/accuracy", [3, "nan"])

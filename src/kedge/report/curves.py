@@ -24,6 +24,7 @@ KINDS = ("loss", "grad.norm")
 
 
 _TITLES = {"loss": "loss", "norm": "gradient norm"}
+_LOGGED = "logged by the program"
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,24 +32,28 @@ class Curve:
     """A number for each of some steps.
 
     Attributes:
-        kind: Whether it is a loss or a norm.
+        kind: Whether it is a loss, a norm, or what the program logged.
         label: The line that called backward, or the model of the gradients.
         site: The number of its site; None if it is the sum over several sites.
         steps: The steps with a value.
         values: The values.
         bad: Whether the value was non-finite, for each of these steps.
+        name: The name under which the program logged it; None if it did not.
     """
 
-    kind: Literal["loss", "norm"]
+    kind: Literal["loss", "norm", "logged"]
     label: str
     site: int | None
     steps: Ints
     values: Floats
     bad: Bools
+    name: str | None = None
 
     @property
     def title(self) -> str:
         """The title of the curve."""
+        if self.name is not None:
+            return visible(self.name)
         return _TITLES[self.kind]
 
     @cached_property
@@ -57,10 +62,10 @@ class Curve:
         return np.where(self.bad | ~np.isfinite(self.values), np.nan, self.values)
 
     def drawn(self, width: int) -> Text:
-        """Return the curve as a line of blocks; the scale is linear if a value is negative."""
+        """Return the curve as a line of blocks; the scale is linear if a value is negative, or logged."""
         values = np.where(self.bad, np.nan, self.values)
         known = values[np.isfinite(values)]
-        if len(known) and known.min() < 0:
+        if len(known) and (self.kind == "logged" or known.min() < 0):
             values = linear(values, known.min(), known.max())
         return coloured(sparkline(values, self.bad, width), "cyan")
 
@@ -128,9 +133,12 @@ def median_series(several: Sequence[ScaleSeries]) -> ScaleSeries | None:
 
 
 def curves_of(recording: Recording) -> Iterator[Curve]:
-    """Yield the curves of a recording: the losses, and the norms of gradients."""
+    """Yield the curves of a recording: the losses, the norms of gradients, and what the program logged."""
     yield from losses_of(recording)
     yield from norms_of(recording)
+    for name, logged in recording.logged.items():
+        bad = ~np.isfinite(logged.values)
+        yield Curve("logged", _LOGGED, None, logged.steps, logged.values, bad, name)
 
 
 def early_end(recording: Recording, curves: Sequence[Curve]) -> str:
@@ -139,7 +147,8 @@ def early_end(recording: Recording, curves: Sequence[Curve]) -> str:
     It names the cause if that is the budget.
     """
     end = recording.end or EndEvent()
-    last = max((int(curve.steps[-1]) for curve in curves if len(curve.steps)), default=-1)
+    ends = (int(each.steps[-1]) for each in curves if len(each.steps) and each.kind != "logged")
+    last = max(ends, default=-1)
     steps = end.steps or 0
     if last < 0 or steps - 1 - last <= steps // 10:
         return ""

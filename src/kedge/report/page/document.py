@@ -149,6 +149,7 @@ def packed_curves(curves: Iterable[Curve], most: int = MOST_POINTS) -> list[dict
         bad = groups.fold(curve.bad.astype(np.float64), "most") > 0
         entry: dict[str, Any] = {
             "kind": curve.kind,
+            "title": curve.title,
             "label": curve.label,
             "site": curve.site,
             "points": len(bins),

@@ -1,10 +1,8 @@
-// The loss and the norm of all gradients.
+// The loss, the norm of all gradients, and what the program logged.
 
 import { byId, fill, make } from "./elements.js";
 import { chart, plottable, wantsLog } from "./charts.js";
 import { listen } from "./state.js";
-
-const TITLES = { loss: "loss", norm: "gradient norm" };
 
 export class Curves {
   constructor(host) {
@@ -16,7 +14,7 @@ export class Curves {
     this.recording = recording;
     const hosts = recording.curves.map((entry) => {
       const host = make("div", { class: "chart" });
-      return { entry, host, frame: make("figure", {}, make("figcaption", {}, make("b", {}, TITLES[entry.kind]), " ", make("span", { class: "faint" }, entry.label)), host) };
+      return { entry, host, frame: make("figure", {}, make("figcaption", {}, make("b", {}, entry.title), " ", make("span", { class: "faint" }, entry.label)), host) };
     });
     const loss = recording.curves.some((entry) => entry.kind === "loss");
     fill(
@@ -32,7 +30,7 @@ export class Curves {
   draw(host, entry) {
     const { step, last, most, least } = this.recording.curve(entry);
     const log = wantsLog(last, ...(least ? [least] : []));
-    const series = [{ label: TITLES[entry.kind], values: plottable(last, log) }];
+    const series = [{ label: entry.title, values: plottable(last, log) }];
     const bands = [];
     if (most) {
       series.push({ label: "most", values: plottable(most, log), width: 0.5, line: 0, dash: [] });

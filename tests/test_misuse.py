@@ -34,6 +34,10 @@ class Net(nn.Module):
 
 #: The wrong call, and what the answer says.
 WRONG = [
+    ("kedge.log(0.93)", "give numbers by name, as in kedge.log(accuracy=0.93)"),
+    ("kedge.log({1: 0.93})", "a name is a text, as in kedge.log(accuracy=0.93)"),
+    ("kedge.log(accuracy=images)", "a value is a number or a tensor of one element"),
+    ("kedge.log(accuracy='0.93')", "a value is a number or a tensor of one element"),
     ("kedge.hook()", "missing a required argument: 'target'; use it as in: kedge.hook(model, "),
     ("kedge.hook(model)", "no action given; hook(model, "),
     (

@@ -27,6 +27,7 @@ _HOME = {
     "hooks.session": ("Session", "hook", "session"),
     "inspection.audit": ("audit",),
     "inspection.operations": ("operations",),
+    "logged": ("log",),
     "offload.destination": ("Cpu", "Disk", "Rebuild"),
     "offload.offload": (
         "offload",

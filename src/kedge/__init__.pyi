@@ -28,6 +28,7 @@ from kedge.hooks.session import hook as hook
 from kedge.hooks.session import session as session
 from kedge.inspection.audit import audit as audit
 from kedge.inspection.operations import operations as operations
+from kedge.logged import log as log
 from kedge.offload.destination import Cpu as Cpu
 from kedge.offload.destination import Disk as Disk
 from kedge.offload.destination import Rebuild as Rebuild

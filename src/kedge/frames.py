@@ -1,9 +1,16 @@
-"""Whose code runs: the program's, or code that only passes calls on."""
+"""Whose code runs: the program's, or code that only passes calls on.
+
+# Note [Variables of a frame]
+Up to Python 3.12 a function's frame that is asked for its variables puts them into a dict, which
+keeps the values alive until the function returns. So the dict is emptied after reading - unless
+something else may hold it: a debugger, or the program by `locals()`, which returns the same dict.
+"""
 
 from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 OWN = f"{Path(__file__).parent}{os.sep}"
 INSTALLED = ("site-packages", "dist-packages")
@@ -65,6 +73,25 @@ def frames_around(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    """Return a frame's own variables, and leave nothing that keeps them alive.
+
+    None of a function that asks for its variables itself, since it would see that they were read;
+    see Note [Variables of a frame].
+    """
+    code = frame.f_code
+    if sys.version_info >= (3, 13) or not code.co_flags & inspect.CO_OPTIMIZED:
+        return dict(frame.f_locals)
+    if "locals" in code.co_names:
+        return {}
+    in_frame = frame.f_locals
+    variables = dict(in_frame)
+    holders = sys.getrefcount(in_frame) - 2  # without this function's variable and the argument
+    if holders == 1 and sys.gettrace() is None and sys.getprofile() is None:
+        in_frame.clear()
+    return variables
 
 
 @contextmanager

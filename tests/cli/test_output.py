@@ -193,7 +193,7 @@ def test_a_report_as_json_has_the_run_its_findings_and_its_modules(
         "ended": True,
         "sampled": 3,
     }
-    assert report["models"] == [{"model": "Net", "parameters": 12}]
+    assert report["models"] == [{"model": "Net", "type": "Net", "parameters": 12}]
     assert report["modules"][0] == {
         "module": "log",
         "type": "Log",

@@ -304,3 +304,56 @@ def test_models_in_another_order_are_matched_by_their_names() -> None:
     found = {(same.a.path, same.b.path) for same in align(a, b).modules}
 
     assert found == {("0", "Encoder.0"), ("Decoder.0", "0")}
+
+
+def of_variables(*models: tuple[str, str]) -> Recording:
+    """Make a recording of models by their class and their variable; without one, a model has the plain names."""
+    sites = []
+    roots = []
+    for number, (kind, variable) in enumerate(models):
+        roots.append({"name": variable or kind, "type": kind, "prefix": variable})
+        for layer, inner in enumerate(("Linear", "ReLU", "Linear")):
+            path = f"{variable}.{layer}".lstrip(".")
+            sites.append({"site": f"{path}:out", "type": inner, "root": number})
+    return Recording.build(sites, roots=roots)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "pairs"),
+    [
+        (  # each by its own name, whatever the order
+            [("Sequential", "G"), ("Sequential", "D")],
+            [("Sequential", "D"), ("Sequential", "G")],
+            {"G": "G", "D": "D"},
+        ),
+        (  # renamed: by class and order
+            [("Sequential", "G"), ("Sequential", "D")],
+            [("Sequential", "netG"), ("Sequential", "netD")],
+            {"G": "netG", "D": "netD"},
+        ),
+        (  # one of them renamed
+            [("Sequential", "G"), ("Sequential", "D")],
+            [("Sequential", "critic"), ("Sequential", "G")],
+            {"G": "G", "D": "critic"},
+        ),
+        (  # a class each, in another order
+            [("Maker", "G"), ("Judge", "D")],
+            [("Judge", "critic"), ("Maker", "generator")],
+            {"G": "generator", "D": "critic"},
+        ),
+        (  # before models had the names of their variables
+            [("Sequential", ""), ("Sequential", "Sequential")],
+            [("Sequential", "G"), ("Sequential", "D")],
+            {"": "G", "Sequential": "D"},
+        ),
+    ],
+)
+def test_models_are_matched_by_their_variables_else_by_class_and_order(
+    a: list[tuple[str, str]], b: list[tuple[str, str]], pairs: dict[str, str]
+) -> None:
+    """Of every model all layers are found, also where a variable was renamed."""
+    expected = {}
+    for one, other in pairs.items():
+        for layer in range(3):
+            expected[f"{one}.{layer}".lstrip(".")] = f"{other}.{layer}".lstrip(".")
+    assert paths(align(of_variables(*a), of_variables(*b))) == expected

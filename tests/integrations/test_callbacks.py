@@ -112,6 +112,8 @@ def test_a_tracker_of_accelerate_watches_until_the_training_ends(watch):
     accelerator.end_training()
 
     assert whole(tracker.watched, BATCHES // 2)
+    logged = Recording.open(tracker.watched.recording).logged
+    assert logged["lr"].values.tolist() == [0.1] * (BATCHES // 2)
     assert_unhooked(model)
 
 

@@ -60,6 +60,19 @@ def train(folder, what=None, *callbacks, **options):
     return callback, trainer
 
 
+def test_what_the_trainer_logs_is_recorded(watch, tmp_path):
+    """Losses of the training and of evaluations, with the steps of the optimizer that they belong to."""
+    options = {"logging_steps": 4, "eval_strategy": "steps", "eval_steps": 6}
+    callback, trainer = train(tmp_path, watch(every=1), **options)
+    logged = Recording.open(callback.watched.recording).logged
+
+    assert logged["loss"].steps.tolist() == [3, 7, 11]
+    assert logged["eval_loss"].steps.tolist() == [5, 11]
+    told = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert logged["eval_loss"].values.tolist() == told
+    assert "epoch" not in logged
+
+
 def test_a_run_with_accumulation_evaluation_and_checkpoints(watch, tmp_path):
     """Steps are the optimizer's, evaluations are not in them, and checkpoints are what they are without Kedge."""
     options = {"gradient_accumulation_steps": 3, "eval_strategy": "steps", "eval_steps": 2}

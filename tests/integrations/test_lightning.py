@@ -66,6 +66,18 @@ class Called(Coder):
         return self.loss(self(batch[0]), batch[0])
 
 
+class Logging(Called):
+    """The same, which logs its loss in each step, and the mean of that of an evaluation."""
+
+    def training_step(self, batch, number):
+        loss = super().training_step(batch, number)
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch, number):
+        self.log("val_loss", super().training_step(batch, number))
+
+
 class Rivals(LightningModule):
     """Two networks with an optimizer each, stepped by hand."""
 
@@ -121,6 +133,18 @@ def test_modules_have_the_names_that_the_module_gives_them(watch, tmp_path, kind
     assert (
         recording.rows("encoder.0:out").count.tolist() == [4 * 8] * BATCHES
     )  # and nothing of the validation
+
+
+def test_what_a_module_logs_is_recorded(watch, tmp_path):
+    """Each value once, in the step that it belongs to; the evaluation before the training is left out."""
+    callback = fit(Logging(), tmp_path, watch(every=1), max_epochs=2)
+    recording = Recording.open(callback.watched.recording)
+    logged = recording.logged
+
+    assert logged["train_loss"].steps.tolist() == list(range(2 * BATCHES))
+    losses = recording.series("loss", "mean")
+    assert logged["train_loss"].values.tolist() == pytest.approx(losses.tolist(), rel=1e-6)
+    assert logged["val_loss"].steps.tolist() == [BATCHES - 1, 2 * BATCHES - 1]
 
 
 def test_a_step_is_the_optimizers_step_under_accumulation(watch, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kedge.report.curves import curves_of, scale_series
 from kedge.report.page.document import condense
 from kedge.report.shown_run import ShownRun
 from kedge.report.terminal import render
+from kedge.store.events import event_from
 from kedge.store.recording import Recording
 
 LOSS = {
@@ -217,3 +219,38 @@ def test_the_rates_of_a_schedule_are_recorded_with_the_names_of_groups(tmp_path:
         ("SGD, decayed", [0.5, 0.5, 0.25, 0.25]),
         ("SGD, group 1", [1.0, 1.0, 0.5, 0.5]),
     ]
+
+
+def logged_in(recording: Recording) -> Recording:
+    """Return a recording whose program has logged an accuracy and, once, a NaN."""
+    events = [
+        {"kind": "logged", "name": "val/accuracy", "steps": [0, 2], "values": [0.25, 0.5]},
+        {"kind": "logged", "name": "val/accuracy", "steps": [2, 3], "values": [0.75, "nan"]},
+        {"kind": "logged", "name": "other rank", "steps": [0], "values": [1], "rank": 1},
+    ]
+    return replace(recording, events=tuple(map(event_from, events)))
+
+
+def test_what_a_program_logs_is_a_curve() -> None:
+    """Under its name, on a linear scale, after the watch's own curves; the later of two values of a step counts."""
+    *_, curve = curves_of(logged_in(recorded([3.0, 2.0])))
+    assert (curve.kind, curve.title, curve.label) == (
+        "logged",
+        "val/accuracy",
+        "logged by the program",
+    )
+    assert curve.steps.tolist() == [0, 2, 3]
+    assert curve.values[:2].tolist() == [0.25, 0.75]
+    assert curve.bad.tolist() == [False, False, True]
+
+
+def test_what_a_program_logs_is_in_the_report_and_the_page() -> None:
+    """In a program without a loss, too; it is no loss."""
+    shown_run = ShownRun(logged_in(recorded([])), (), ())
+    file = io.StringIO()
+    render(shown_run, Console(file=file, width=100))
+    assert "val/accuracy    0.250 → nan" in file.getvalue()
+    assert shown_run.losses == ()
+    assert shown_run.early == ""
+    *_, described = condense(shown_run).described["curves"]
+    assert (described["title"], described["newest"]) == ("val/accuracy", [3, "nan"])

@@ -29,6 +29,7 @@ from kedge.store.events import (
     LedgerEvent,
     LedgerLine,
     LoaderWorkers,
+    LoggedEvent,
     LossGraphEvent,
     LossLinesEvent,
     LossOperationEvent,
@@ -74,6 +75,7 @@ EVENTS = [
     GradientsUsedEvent(optimizer=0, steps=9, arrived=2.0, used=1.0, share=0.5, least=1, most=1),
     GradsKeptEvent(step=2, optimizer=1, checked=8, kept=8),
     LedgerEvent(sampled=3, sites=(LedgerLine(site="a:out", fired=0, ungraded="no_grad"),)),
+    LoggedEvent(name="val/accuracy", steps=(4, 9), values=(0.5, "nan")),
     LossGraphEvent(
         step=0,
         site="loss",

@@ -66,7 +66,7 @@ def test_what_was_written_is_read(folder: Path) -> None:
 
     assert recording.path == folder
     assert recording.manifest == {"format": FORMAT, "kedge": "0.1.0", "every": 10}
-    assert recording.roots == (Root("Net", "", 12345),)
+    assert recording.roots == (Root("Net", "", 12345, type="Net"),)
     assert recording.sites[0] == SiteInfo(
         id=0,
         site="conv1:out",

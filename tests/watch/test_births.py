@@ -360,7 +360,7 @@ BIRTHS = [
     (written_over, MEASURED, 6, ("head:in", 3, "log")),
     (written_over, GUARDED, 6, ("loss", 3, "log")),
     (written_over, MIXED, 6, ("loss", 3, "log")),
-    (behind_another_root, MEASURED, 7, ("Outer.log:out", 5, "log")),
+    (behind_another_root, MEASURED, 7, ("log:out", 5, "log")),
     (behind_another_root, GUARDED, 7, ("loss_2", 5, "log")),
     (after_errors, MEASURED, 8, ("2.weight:param", 5, None)),
     (after_errors, GUARDED, 8, ("2.weight:param", 5, None)),
@@ -432,4 +432,4 @@ def test_threads_with_a_model_each_are_told_apart(
     assert log.watch is not None
     assert not log.watch.failed
     sites = {f.site for f in check(log.recording()) if f.code == "NAN-BORN"}
-    assert sites == {"Sequential:in"}
+    assert sites == {f"{log.roots[1]['prefix']}:in"}

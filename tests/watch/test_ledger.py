@@ -150,7 +150,7 @@ UNUSED = {
     for site in ("unused.weight", "unused.bias", "evaluated.weight", "evaluated.bias")
 }
 LEDGERS = [
-    (critic_first, GUARDED + SKIPPED + GUARDED, None, {"unused:param.grad"}),
+    (critic_first, GUARDED + SKIPPED + GUARDED, None, {"generator.unused:param.grad"}),
     *(
         (called_now_and_then, levels, 6, {"unused:out"} | UNUSED)
         for levels in (MEASURED, GUARDED, SKIPPED)

@@ -52,7 +52,10 @@ def reported(
     run = {key: recording.manifest.get(key) for key in RUN}
     run |= {key: getattr(recording.end, key, None) for key in END}
     run |= {"ended": recording.end is not None, "sampled": len(recording.steps)}
-    roots = [{"model": root.name, "parameters": root.parameters} for root in recording.roots]
+    roots = [
+        {"model": root.name, "type": root.type, "parameters": root.parameters}
+        for root in recording.roots
+    ]
     return {
         **judged(name, shown_run.judgement),
         "run": for_json(run),

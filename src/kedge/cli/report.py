@@ -44,7 +44,7 @@ class ReportCommand:
     --json prints the object of kedge check --json, and three more keys:
       {..., "run": {"command", "device", "torch", "python", "started", "exit", "error", "steps",
                     "seconds", "watching", "ended", "sampled"},
-       "models": [{"model", "parameters"}, ...],
+       "models": [{"model", "type", "parameters"}, ...],
        "modules": [{"module", "type", "shape", "parameters", "out", "grad", "update", "zero",
                     "broken"}, ...]}
     and of several recordings:

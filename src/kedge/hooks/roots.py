@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -161,7 +161,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
-def free_name(name: str, taken: Collection[str]) -> str:
-    """Return a class's name, with a number if it is taken: ``Linear``, ``Linear_2``, ``Linear_3``."""
+def free_name(name: str, taken: Container[str]) -> str:
+    """Return a name, with a number if it is taken: ``Linear``, ``Linear_2``, ``Linear_3``."""
     numbered = (f"{name}_{i}" for i in itertools.count(2))
     return next(each for each in itertools.chain([name], numbered) if each not in taken)

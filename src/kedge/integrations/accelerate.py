@@ -9,6 +9,7 @@ from typing import Any
 from accelerate.tracking import GeneralTracker
 
 from kedge.integrations.callback import WatchCallback
+from kedge.logged import log_numbers
 from kedge.watch.run.block import WatchBlock
 
 
@@ -16,7 +17,7 @@ class AccelerateTracker(WatchCallback, GeneralTracker):
     """A tracker that watches a program.
 
     It does so from `Accelerator.init_trackers` to `Accelerator.end_training`. Every process watches
-    its own rank. Values passed to `Accelerator.log` go to the other trackers alone.
+    its own rank. Numbers passed to `Accelerator.log` are recorded as `kedge.log` does it.
 
     Args:
         what: The path of the recording, or the result of `kedge.watch`:
@@ -43,8 +44,9 @@ class AccelerateTracker(WatchCallback, GeneralTracker):
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         """Ignore the configuration: other trackers keep it."""
 
-    def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Ignore the values: other trackers keep them."""
+    def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:  # noqa: ARG002 - Accelerate's signature
+        """Record the numbers among the values."""
+        log_numbers(values)
 
     def finish(self) -> None:
         """End the watch."""

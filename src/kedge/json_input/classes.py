@@ -45,6 +45,9 @@ Total = Annotated[int, shape.total]
 PlainName = Annotated[str, shape.plain_name]
 """The name of a file in a folder."""
 
+AnyNumber = Annotated[float | str, shape.number_or("nan", "inf", "-inf")]
+"""A number; one that is not finite is a text, since JSON has none."""
+
 _SIMPLE: Mapping[Any, Check] = {
     Any: shape.anything,
     bool: shape.flag,

@@ -107,6 +107,17 @@ def one_of(*values: str) -> Check:
     return _simple(expected, lambda value: type(value) is str and value in values)
 
 
+def number_or(*words: str) -> Check:
+    """Return the check of a number for which one of a few texts may stand."""
+
+    def check_unless_word(value: Any) -> Any:
+        if type(value) is str and value in words:
+            return value
+        return number(value)
+
+    return check_unless_word
+
+
 def nullable(check: Check) -> Check:
     """Return a check that also takes null."""
 

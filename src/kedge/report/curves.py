@@ -25,6 +25,7 @@ KINDS = ("loss", "grad.norm")
 
 
 _TITLES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
+_LOGGED = "logged by the program"
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,27 +33,31 @@ class Curve:
     """A number for each of some steps.
 
     Attributes:
-        kind: Whether it is a loss, a norm, or a learning rate.
+        kind: Whether it is a loss, a norm, a learning rate, or what the program logged.
         label: The line that called backward, the model of the gradients, or the optimizer.
-        site: The number of its site; None if it is the sum over several sites, or a rate.
+        site: The number of its site; None if it is the sum over several sites, or of no site.
         steps: The steps with a value.
         values: The values.
         bad: Whether the value was non-finite, for each of these steps.
         part: What it is of, where several curves with one label are drawn together: a group of the
             optimizer.
+        logged: The name under which the program logged it; None if it did not.
     """
 
-    kind: Literal["loss", "norm", "rate"]
+    kind: Literal["loss", "norm", "rate", "logged"]
     label: str
     site: int | None
     steps: Ints
     values: Floats
     bad: Bools
     part: str = ""
+    logged: str | None = None
 
     @property
     def title(self) -> str:
         """The title of the curve."""
+        if self.logged is not None:
+            return visible(self.logged)
         return _TITLES[self.kind]
 
     @property
@@ -68,9 +73,10 @@ class Curve:
         return np.where(self.bad | ~np.isfinite(self.values), np.nan, self.values)
 
     def drawn(self, width: int) -> Text:
-        """Return the curve as a line of blocks; the scale is linear if a value is negative."""
+        """Return the curve as a line of blocks; the scale is linear if a value is negative, or logged."""
         values = np.where(self.bad, np.nan, self.values)
-        return coloured(sparkline(drawable(values), self.bad, width), "cyan")
+        drawn = drawable(values, linearly=self.kind == "logged")
+        return coloured(sparkline(drawn, self.bad, width), "cyan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,10 +145,13 @@ def median_series(several: Sequence[ScaleSeries]) -> ScaleSeries | None:
 
 
 def curves_of(recording: Recording) -> Iterator[Curve]:
-    """Yield the curves of a recording: the losses, the norms of gradients, the learning rates."""
+    """Yield the curves of a recording: losses, norms of gradients, learning rates, and what the program logged."""
     yield from losses_of(recording)
     yield from norms_of(recording)
     yield from rates_of(recording)
+    for name, logged in recording.logged.items():
+        bad = ~np.isfinite(logged.values)
+        yield Curve("logged", _LOGGED, None, logged.steps, logged.values, bad, logged=name)
 
 
 def early_end(recording: Recording, curves: Sequence[Curve]) -> str:
@@ -151,7 +160,8 @@ def early_end(recording: Recording, curves: Sequence[Curve]) -> str:
     It names the cause if that is the budget.
     """
     end = recording.end or EndEvent()
-    last = max((int(curve.steps[-1]) for curve in curves if len(curve.steps)), default=-1)
+    ends = (int(each.steps[-1]) for each in curves if len(each.steps) and each.kind != "logged")
+    last = max(ends, default=-1)
     steps = end.steps or 0
     if last < 0 or steps - 1 - last <= steps // 10:
         return ""

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kedge.report.positions import last_positions, ranks_named
 from kedge.report.what_ran import UNNAMED, amounts, command_of, is_written
-from kedge.rules.recorded.roots import root_names
+from kedge.rules.recorded.roots import root_titles
 from kedge.short_text import counted
 from kedge.shown_text import visible
 from kedge.store.events import EndEvent, StoppedEvent
@@ -53,8 +53,8 @@ def _moment(started: str) -> str:
 
 
 def _watched(recording: Recording) -> Iterator[str]:
-    for root, name in zip(recording.roots, root_names(recording), strict=True):
-        yield f"{name}: {counted(root.parameters, 'parameter')}"
+    for root, title in zip(recording.roots, root_titles(recording), strict=True):
+        yield f"{visible(title)}: {counted(root.parameters, 'parameter')}"
     yield counted(len(recording.sites), "site")
 
 

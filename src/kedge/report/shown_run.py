@@ -56,18 +56,23 @@ class ShownRun:
 
     @cached_property
     def curves(self) -> tuple[Curve, ...]:
-        """The losses, norms and learning rates, also those without a value."""
+        """The losses, norms, learning rates, and what the program logged, also those without a value."""
         return tuple(curves_of(self.recording))
 
     @cached_property
     def drawn_curves(self) -> tuple[Curve, ...]:
-        """The losses, norms and learning rates that have a value."""
+        """Those that have a value."""
         return tuple(curve for curve in self.curves if len(curve.steps))
 
     @cached_property
     def losses(self) -> tuple[Curve, ...]:
         """The losses that have a value."""
         return tuple(curve for curve in self.drawn_curves if curve.kind == "loss")
+
+    @cached_property
+    def logged(self) -> tuple[Curve, ...]:
+        """What the program logged."""
+        return tuple(curve for curve in self.drawn_curves if curve.kind == "logged")
 
     @cached_property
     def early(self) -> str:

@@ -53,13 +53,17 @@ def coloured(blocks: str, style: str) -> Text:
     return text
 
 
-def drawable(values: Floats) -> Floats:
+def drawable(values: Floats, *, linearly: bool = False) -> Floats:
     """Return values for a line of blocks: if one is negative, they are drawn linearly.
 
     So the line rises where they do.
+
+    Args:
+        values: The values.
+        linearly: Whether they are drawn so in any case.
     """
     known = values[np.isfinite(values)]
-    if len(known) and known.min() < 0:
+    if len(known) and (linearly or known.min() < 0):
         return linear(values, known.min(), known.max())
     return values
 

@@ -149,15 +149,17 @@ def _render_verdict(
 
 
 def _render_curves(shown_run: ShownRun, console: Console) -> None:
-    """Print the losses, norms and learning rates, each with its first and last value."""
+    """Print the curves, each with its first and last value: those of the watch, then what was logged."""
     found = shown_run.drawn_curves
-    for curve in found[:_MOST_CURVES]:
+    own = [curve for curve in found if curve.kind != "logged"][:_MOST_CURVES]
+    drawn = [*own, *shown_run.logged[:_MOST_CURVES]]
+    for curve in drawn:
         ends = f"{compact(curve.values[0]):>7} → {compact(curve.values[-1]):<7}"
-        text = Text(f"  {curve.title:13} {ends} ").append_text(curve.drawn(_CURVE_WIDTH))
+        text = Text(f"  {cut(curve.title, 13):13} {ends} ").append_text(curve.drawn(_CURVE_WIDTH))
         text.append(f"  {cut(curve.name, console.width - text.cell_len - 2)}", "dim")
         console.print(text)
-    if len(found) > _MOST_CURVES:
-        more = counted(len(found) - _MOST_CURVES, "curve")
+    if len(found) > len(drawn):
+        more = counted(len(found) - len(drawn), "curve")
         console.print(Text(f"  … {more} more on the page (--html)", "dim"))
     if found:
         if shown_run.early:

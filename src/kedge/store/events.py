@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from kedge.frames import SourceLine
-from kedge.json_input.classes import Count, PlainName, Total, as_json, left_out, read_as
+from kedge.json_input.classes import AnyNumber, Count, PlainName, Total, as_json, left_out, read_as
 from kedge.json_input.shape import Misshapen, fields, text
 from kedge.store.saved_account import BytesOverStep, LineSums, SavedAccount, Sums, TotalSums
 
@@ -83,6 +83,21 @@ class NoteEvent(RunEvent):
 
     kind = "note"
     text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedEvent(RunEvent):
+    """Numbers that the program logged under one name, since the last such event."""
+
+    kind = "logged"
+    name: str
+    steps: tuple[int, ...]
+    values: tuple[AnyNumber, ...]
+
+    def __post_init__(self) -> None:
+        """Raises `Misshapen` if there is not one value for each step."""
+        if len(self.steps) != len(self.values):
+            raise Misshapen(f"has {len(self.steps)} steps but {len(self.values)} values")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,12 +25,14 @@ from kedge.store.events import (
     EndEvent,
     LedgerEvent,
     LedgerLine,
+    LoggedEvent,
     RunEvent,
     SavedEvent,
     StoppedEvent,
     event_from,
 )
 from kedge.store.exponents import decode_all, encode
+from kedge.store.logged import LoggedSeries, logged_in
 from kedge.store.reading.json_files import FORMAT, SITE_SHAPE, read_manifest, read_ranks
 from kedge.store.reading.rank_reader import RankReader
 from kedge.store.reading.ranks import RankedTable, RankShare, assemble, of_rank
@@ -245,6 +247,12 @@ class Recording(MissingAttributes):
             if site is None or not len(self.rows(site)):
                 silent.setdefault(entry.site, entry)
         return tuple(silent.values())
+
+    @cached_property
+    def logged(self) -> dict[str, LoggedSeries]:
+        """What the program logged with `kedge.log`, by name: steps and values, of the lowest rank."""
+        events = self.of(LoggedEvent)
+        return logged_in(event for event in events if self.rank_of(event) == self.ranks[0])
 
     def site(self, text: str) -> SiteInfo:
         """Return a site by its text; ``layer4`` is ``layer4:out``.

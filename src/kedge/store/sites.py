@@ -53,7 +53,8 @@ class SiteInfo:
 class Root:
     """One module that the program calls itself; its paths begin with ``prefix``.
 
-    ``modules`` describes it and all its submodules: ``path``, ``type``, ``file``, ``line``,
+    ``name`` is that of the variable that holds it where there are several models, else that of its
+    class, which is ``type``. ``modules`` describes it and all its submodules: ``path``, ``type``, ``file``, ``line``,
     ``parameters`` and ``trainable``. ``trained`` says whether an optimizer that has stepped holds a
     parameter of it, or the program changes one by hand, which is ``by_hand``; None in a recording
     without that information. ``steps`` counts the steps of its own optimizer.
@@ -67,6 +68,14 @@ class Root:
     optimizers: tuple[int, ...] = ()
     steps: int = 0
     by_hand: bool | None = None
+    type: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its name, and its class if that has another: ``G (Sequential)``."""
+        if self.type in ("", self.name):
+            return self.name
+        return f"{self.name} ({self.type})"
 
 
 class SitesByText:
@@ -145,4 +154,5 @@ def root_from(entry: Mapping[str, Any]) -> Root:
         tuple(entry.get("optimizers", ())),
         entry.get("steps", 0),
         entry.get("by_hand"),
+        entry.get("type", entry["name"]),
     )

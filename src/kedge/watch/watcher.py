@@ -10,7 +10,7 @@ watched, `kedge.watch.steps.steps` decides which of these events end a step, and
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from kedge.actions.measure.meter import Meter
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.roots import new_hooks
+from kedge.logged import receivers
 from kedge.sites.select import Selector
 from kedge.sites.spread import averaged_over
 from kedge.stderr import say
@@ -46,7 +47,7 @@ from kedge.watch.step_kinds import StepKinds
 from kedge.watch.steps.budget import Budget
 from kedge.watch.steps.costs import Costs
 from kedge.watch.steps.shield import BACKWARD, OFF, STEP, WatchShield, stop_in_children
-from kedge.watch.steps.steps import Steps
+from kedge.watch.steps.steps import Steps, StepSource
 from kedge.watch.totals import WatchSummary
 from kedge.watch.training import Training
 
@@ -111,6 +112,8 @@ class Watcher:
         # Of its own hook, and of a root that comes to its end.
         self._on_first_call = around(self._first_call, "the model")
         self._on_last_sight = around(record.exam.examine, STEP)
+        # As the receiver of what the program logs.
+        self.log = around(self._log, "what the program logs")
 
     def _timed_elsewhere(self) -> float:
         """Return the seconds of watching that no block of the costs and no hook has timed."""
@@ -136,6 +139,8 @@ class Watcher:
         self.kinds.begin(finder)
         self._undo.callback(self.kinds.close)
         self.steps.optimizers.begin()
+        receivers.append(self)
+        self._undo.callback(receivers.remove, self)
         facts = self.record.facts
         facts.unseen.begin(*updates)
         stop_in_children(self.shield)
@@ -221,6 +226,15 @@ class Watcher:
             levels={kind.name.lower(): counts[kind] for kind in reversed(StepKind)},
             failed=self.failed,
         )
+
+    def _log(self, values: Mapping[str, Any]) -> None:
+        """Record numbers that the program logs, of the step that they belong to; see `kedge.log`."""
+        step = self.step()
+        has_begun = self.steps.by < StepSource.BACKWARD or self.record.losses.recorded == step
+        if not has_begun:
+            step = max(step - 1, 0)
+        for name, value in values.items():
+            self.record.logged.add(step, name, value)
 
     # -- forward ----------------------------------------------------------------------
 

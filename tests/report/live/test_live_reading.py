@@ -11,6 +11,7 @@ from kedge.report.live.heading import heading
 from kedge.report.live.reading import QUIET, RunReader, RunState
 from kedge.report.module_lines import lines
 from kedge.report.what_ran import is_written
+from kedge.store.events import event_from
 from kedge.store.recording import Recording
 from kedge.store.writing.lock import LOCK
 
@@ -172,3 +173,15 @@ def test_a_place_that_is_no_recording_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
     with pytest.raises(Exception, match="it is a file"):
         RunReader(tmp_path / "a.txt").read()
+
+
+def test_logged_values_are_in_the_head(run, clock) -> None:
+    """The newest one of each name, beside its curve."""
+    run.begin()
+    run.go_on()
+    logged = {"kind": "logged", "name": "accuracy", "steps": [0, 9], "values": [0.5, 0.75]}
+    run.writer.event(event_from(logged))
+    reader = RunReader(run.path, clock=clock)
+    reader.read()
+
+    assert "accuracy 0.750 ▁█" in heading(reader).plain

@@ -143,6 +143,14 @@ def test_names_are_escaped_and_infinities_written_as_the_format_has_them() -> No
     }
 
 
+def test_the_newest_logged_value_is_a_metric() -> None:
+    """Its label is the name under which the program logged it."""
+    events = [{"kind": "logged", "name": "val/accuracy", "steps": [0, 4], "values": [0.5, 0.75]}]
+    families = of(Recording.build(events=events))
+
+    assert numbers(families, "kedge_logged", "name") == {("val/accuracy",): 0.75}
+
+
 def test_nothing_measured_yet(tmp_path: Path) -> None:
     """A run without a step has a state and counts of zero."""
     families = of(Recording.build())

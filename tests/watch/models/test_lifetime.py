@@ -145,8 +145,10 @@ def test_a_model_that_is_deleted_is_freed_and_the_next_one_is_another() -> None:
         assert [ref() for ref in alive if ref() is not None] == []
 
     log = watch(program, every=1)
-    assert [r["prefix"] for r in log.roots] == ["", "Conv", "Conv_2", "Conv_3"]
-    assert {f"{p}conv:out" for p in ("", "Conv.", "Conv_2.", "Conv_3.")} <= set(log.texts("out"))
+    assert [r["prefix"] for r in log.roots] == ["", "model_2", "model_3", "model_4"]
+    assert {f"{p}conv:out" for p in ("", "model_2.", "model_3.", "model_4.")} <= set(
+        log.texts("out")
+    )
 
 
 @pytest.mark.parametrize("layers", [2, 20])

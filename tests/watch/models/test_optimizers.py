@@ -98,7 +98,7 @@ def test_what_a_second_optimizer_trains_is_watched_from_its_next_step(paced: Pac
     recording, summary = log.recording(), log.watch.summary
     assert summary.steps == 6
     assert sum(summary.levels.values()) == 6
-    rows = recording.rows("Sequential.1:out")
+    rows = recording.rows(f"{recording.roots[1].prefix}.1:out")
     assert rows.step.tolist() == [4]
     seen = {step + 1: norm(out) ** 2 for step, other, out in outs if other}
     for step, value in zip(rows.step.tolist(), rows.sumsq.tolist(), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -41,16 +42,16 @@ class Gan:
 
 
 def test_two_roots_with_two_optimizers_are_told_apart() -> None:
-    """The second root's sites begin with its class name, and an iteration is one step although two optimizers step."""
+    """The sites of each begin with the name of the attribute that holds it, and an iteration is one step although two optimizers step."""
     log = watch(lambda: Gan().train(6), every=2)
-    assert [(r["name"], r["prefix"]) for r in log.roots] == [
-        ("Sequential", ""),
-        ("Linear", "Linear"),
+    assert [(r["name"], r["type"], r["prefix"]) for r in log.roots] == [
+        ("g", "Sequential", "g"),
+        ("d", "Linear", "d"),
     ]
-    assert log.texts("out") == ["0:out", "1:out", ":out", "Linear:out"]
-    updates = {"0.weight:update", "0.bias:update", "Linear.weight:update", "Linear.bias:update"}
+    assert log.texts("out") == ["g.0:out", "g.1:out", "g:out", "d:out"]
+    updates = {"g.0.weight:update", "g.0.bias:update", "d.weight:update", "d.bias:update"}
     assert set(log.texts("update")) == updates
-    assert {e["root"] for e in log.entries if e["path"].startswith("Linear")} == {1}
+    assert {e["root"] for e in log.entries if e["path"].startswith("d")} == {1}
     assert log.watch.summary.steps == 6
     recording = log.recording()
     for site in updates:
@@ -58,10 +59,10 @@ def test_two_roots_with_two_optimizers_are_told_apart() -> None:
 
 
 def test_roots_of_one_class_are_numbered() -> None:
-    """No two roots share a prefix."""
+    """No two roots share a prefix; what no variable holds has the name of its class."""
     gc.collect()  # optimizers of other tests would be waited for
-    models = [nn.Linear(2, 2) for _ in range(4)]
-    log = watch(lambda: [m(torch.ones(1, 2)) for m in models])
+    models = frozenset(nn.Linear(2, 2) for _ in range(4))
+    log = watch(lambda: list(map(methodcaller("__call__", torch.ones(1, 2)), models)))
     assert [r["prefix"] for r in log.roots] == ["", "Linear", "Linear_2", "Linear_3"]
     assert log.texts("out") == [":out", "Linear:out", "Linear_2:out", "Linear_3:out"]
 
@@ -105,12 +106,12 @@ def test_a_root_that_turns_out_to_be_part_of_another_keeps_its_names() -> None:
         train(whole, 3, batch=lambda: torch.randn(2, 3))
 
     log = watch(program, every=1)
-    assert log.texts("out") == ["0:out", ":out", "Whole.head:out", "Whole:out"]
+    assert log.texts("out") == ["0:out", ":out", "whole.head:out", "whole:out"]
     assert sorted(log.texts("param")) == [
         "0.bias:param",
         "0.weight:param",
-        "Whole.head.bias:param",
-        "Whole.head.weight:param",
+        "whole.head.bias:param",
+        "whole.head.weight:param",
     ]
     assert sorted(log.texts("update")) == [
         t.replace(":param", ":update") for t in sorted(log.texts("param"))
@@ -139,8 +140,8 @@ def test_a_model_made_later_is_watched_too() -> None:
         late(torch.ones(1, 3))
 
     log = watch(program, every=1)
-    assert log.texts("out")[-2:] == ["Sequential.0:out", "Sequential:out"]
-    assert log.texts("in")[-2:] == ["Sequential:in", "Sequential.0:in"]
+    assert log.texts("out")[-2:] == ["late.0:out", "late:out"]
+    assert log.texts("in")[-2:] == ["late:in", "late.0:in"]
 
 
 def trained_with_another_each_step(make: Callable[[], nn.Module], steps: int) -> None:

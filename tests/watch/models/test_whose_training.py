@@ -17,7 +17,7 @@ from tests.watch.watched import Memory, net, watch
 
 def roots(log: Memory) -> dict[str, tuple[str, bool, int]]:
     """List the class, whether it is trained, and the steps of each root by its prefix."""
-    return {r["prefix"]: (r["name"], r["trained"], r["steps"]) for r in log.roots}
+    return {r["prefix"]: (r["type"], r["trained"], r["steps"]) for r in log.roots}
 
 
 def optimizers(log: Memory) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ class Normalize(nn.Module):
 
 
 def test_a_transform_that_is_called_for_each_sample_hides_no_model() -> None:
-    """The steps are the optimizer's, the plain names are the model's, the transform has its class's."""
+    """The steps are the optimizer's, the plain names are the model's, the transform has its variable's."""
     transform, model = Normalize(), net()
 
     def program() -> None:
@@ -71,7 +71,7 @@ def test_a_transform_that_is_called_for_each_sample_hides_no_model() -> None:
             optimizer.step()
 
     log = watch(program, every=3)
-    assert roots(log) == {"Normalize": ("Normalize", False, 0), "": ("Sequential", True, 12)}
+    assert roots(log) == {"transform": ("Normalize", False, 0), "": ("Sequential", True, 12)}
     assert log.watch.summary.steps == 12
     assert log.recording().rows("0.weight:param.grad").step.tolist() == [0, 1, 3, 6, 9]
 
@@ -99,15 +99,15 @@ def test_the_optimizer_that_steps_last_ends_the_steps_of_a_gan() -> None:
     recording = log.recording()
     assert sorted(roots(log).values()) == [("Sequential", True, 7)] * 2
     assert (log.watch.summary.steps, log.watch.summary.sampled) == (7, 5)
-    for prefix in ("", "Sequential."):
+    for prefix in ("generator.", "critic."):
         assert recording.rows(f"{prefix}0.weight:param.grad").step.tolist() == [0, 1, 2, 4, 6]
         assert recording.rows(f"{prefix.rstrip('.')}:grad.norm").step.tolist() == [*range(7)]
     for site in ("loss", "loss_2"):
         assert recording.rows(site).step.tolist() == [*range(7)]
     index = {root["prefix"]: i for i, root in enumerate(log.roots)}
     assert [(o["roots"], o["steps"]) for o in optimizers(log)] == [
-        ([index["Sequential"]], 7),
-        ([index[""]], 7),
+        ([index["critic"]], 7),
+        ([index["generator"]], 7),
     ]
 
 
@@ -207,7 +207,7 @@ def test_layers_that_train_through_forward_are_trained() -> None:
 
     log = watch(program, every=1)
     trained = [root for root in log.roots if root["trained"]]
-    assert [(root["name"], root["steps"]) for root in trained] == [("Layer", 10)] * 2
+    assert [(root["type"], root["steps"]) for root in trained] == [("Layer", 10)] * 2
     assert "UNUSED-PARAM" not in {f.code for f in check(log.recording())}
     for root in trained:
         path = f"{root['prefix']}.weight".lstrip(".")
@@ -433,7 +433,7 @@ def test_gradients_of_an_optimizer_that_rests_are_not_recorded_again() -> None:
     teacher, student = net(), nn.Linear(4, 1)
 
     recording = watch(lambda: one_after_the_other(teacher, student, 6), every=1).recording()
-    prefix = next(root.prefix for root in recording.roots if root.name == "Sequential")
+    prefix = next(root.prefix for root in recording.roots if root.type == "Sequential")
     rows = recording.rows(f"{prefix}.2.weight:param.grad".lstrip("."))
     assert rows.step.tolist() == [*range(6)]
 

@@ -94,7 +94,7 @@ def test_a_copy_of_a_model_that_the_program_writes_is_not_noted(way: str) -> Non
     unheld = [note["unheld"] for note in notes(program, "not-optimized", every=2)]
     expected = []
     if way == "never":
-        expected = [["Sequential.0.weight", "Sequential.0.bias"]]
+        expected = [["target.0.weight", "target.0.bias"]]
     assert [each[:2] for each in unheld] == expected
 
 
@@ -142,8 +142,8 @@ def test_a_model_that_gets_gradients_and_no_optimizer_has_is_noted() -> None:
 
     (note,) = notes(program, "not-optimized")
     assert (note["unheld"], note["graded"]) == (
-        ["Linear.weight", "Linear.bias"],
-        ["Linear.weight", "Linear.bias"],
+        ["encoder.weight", "encoder.bias"],
+        ["encoder.weight", "encoder.bias"],
     )
     assert note["passes"] == 16  # when it was looked at last, as the optimizer is gone at the end
 

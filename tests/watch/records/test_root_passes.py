@@ -277,7 +277,7 @@ def test_those_of_a_copy_that_is_not_trained_are_noted_as_well() -> None:
         return [note for note in notes(trains, "evaluated-outputs") if note["root"] == 1]
 
     (note,) = evaluating(copy.deepcopy(model))
-    assert note["initial"] == ["Sequential.1"]
+    assert note["initial"] == ["copied.1"]
     assert [each["step"] for each in note["sizes"]] == [16, 24, 48, 96]
     assert evaluating(nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4))) == []
     assert evaluating(nn.BatchNorm1d(4, track_running_stats=False)) == []

@@ -166,7 +166,7 @@ def test_a_second_training_goes_on_counting() -> None:
 
     log = watch(program, every=1)
     assert 4 + 5 + 50 - 31 <= log.watch.summary.steps <= 4 + 5 + 50
-    assert len(log.recording().rows("Conv.conv:out")) >= 5 + 50 - 31
+    assert len(log.recording().rows("model_2.conv:out")) >= 5 + 50 - 31
 
 
 class Log(nn.Module):
@@ -320,7 +320,7 @@ def test_evaluating_one_model_after_the_other_goes_on_counting() -> None:
     assert log.watch.summary.steps == 12
     recording = log.recording()
     assert recording.rows("0:out").step.tolist() == [0, 1, 2, 3]
-    assert recording.rows("Sequential_2.0:out").step.tolist() == [8, 9, 10, 11]
+    assert recording.rows("model_3.0:out").step.tolist() == [8, 9, 10, 11]
 
 
 def test_the_rows_of_a_gan_are_of_whole_rounds(paced: Paced) -> None:
@@ -344,9 +344,9 @@ def test_the_rows_of_a_gan_are_of_whole_rounds(paced: Paced) -> None:
     log = watched(program)
     recording = log.recording()
     assert log.watch.summary.steps == 6
-    assert recording.rows("Linear:out").step.tolist() == [0, 2, 4] == log.steps(level=2)
-    assert recording.rows("Linear:out").calls.tolist() == [3, 3, 3]
-    for site in ("0.weight:update", "Linear.weight:update"):
+    assert recording.rows("critic:out").step.tolist() == [0, 2, 4] == log.steps(level=2)
+    assert recording.rows("critic:out").calls.tolist() == [3, 3, 3]
+    for site in ("generator.0.weight:update", "critic.weight:update"):
         assert recording.rows(site).step.tolist() == [0, 2, 4], site
     assert (
         recording.rows("loss").step.tolist()

@@ -65,30 +65,49 @@ def without(
     return found
 
 
+def same_roots(a: Sequence[Root], b: Sequence[Root]) -> dict[int, int]:
+    """Return the numbers of the roots in B that are the same models as those in A.
+
+    They have prefix and class in common. Of the others, whose variables have other names, or of
+    which one has the plain names in one recording alone, those of one class are the same in their
+    order if both recordings have equally many.
+    """
+    numbers_in_b = {(root.prefix, root.type): number for number, root in enumerate(b)}
+    same = {}
+    left_a: dict[str, list[int]] = {}
+    for number, root in enumerate(a):
+        other = numbers_in_b.pop((root.prefix, root.type), None)
+        if other is None:
+            left_a.setdefault(root.type, []).append(number)
+        else:
+            same[number] = other
+    left_b: dict[str, list[int]] = {}
+    for (_, kind), number in numbers_in_b.items():
+        left_b.setdefault(kind, []).append(number)
+    for kind, numbers in left_a.items():
+        others = left_b.get(kind, [])
+        if len(numbers) == len(others):
+            same |= zip(numbers, others, strict=True)
+    return same
+
+
 def in_roots(
-    modules: Iterable[RecordedModule], roots: Sequence[Root]
+    modules: Iterable[RecordedModule], roots: Sequence[Root], names: Mapping[int, str]
 ) -> dict[Name, RecordedModule]:
-    """Return modules by the names of their roots and their paths in these."""
+    """Return modules by names of their roots and their paths in these.
+
+    Args:
+        modules: The modules.
+        roots: The roots.
+        names: A name for each root, by its number; modules of others are left out.
+    """
     found = {}
     for module in modules:
         root = module.sites[0].root
-        if root < len(roots):
+        if root in names:
             prefix = [part for part in roots[root].prefix.split(".") if part]
-            found[roots[root].name, *module.segments[len(prefix) :]] = module
+            found[names[root], *module.segments[len(prefix) :]] = module
     return found
-
-
-def have_moved(a: Sequence[Root], b: Sequence[Root]) -> bool:
-    """Whether several models of one name each have other prefixes in two recordings.
-
-    The first model that is trained has none, so it is another one if that is not trained.
-    """
-    prefixes_of_a = {root.name: root.prefix for root in a}
-    prefixes_of_b = {root.name: root.prefix for root in b}
-    are_unique = len(prefixes_of_a) == len(a) and len(prefixes_of_b) == len(b)
-    both = prefixes_of_a.keys() & prefixes_of_b.keys()
-    moved = [name for name in both if prefixes_of_a[name] != prefixes_of_b[name]]
-    return are_unique and len(both) > 1 and bool(moved)
 
 
 def by_name(a: Named, b: Named) -> Iterator[Pair]:

@@ -1,8 +1,8 @@
 """Pairs of the same site in two recordings.
 
 # Note [Alignment]
-Modules are aligned first, the surest way first: by the name of their model, their path in it and
-type, where the models come in another order; by their path and type; by their path without the
+Modules are aligned first, the surest way first: by their model, their path in it and type, where a
+model has another name or order; by their path and type; by their path without the
 segments of wrappers such as ``torch.compile`` or ``DistributedDataParallel``; by their path without
 a beginning that only one side has; by structure, see Note [Structure]; last, if one took the place
 of another. Each way gets only the modules that those before it left. Two sites of aligned modules
@@ -22,10 +22,10 @@ from kedge.compare.alignment.names import (
     Named,
     Pair,
     by_name,
-    have_moved,
     in_roots,
     plain,
     prefixes,
+    same_roots,
     unwrapped,
     without,
 )
@@ -152,8 +152,12 @@ def align(a: Recording, b: Recording) -> Alignment:
     """Return the alignment of two recordings; see Note [Alignment]."""
     ones, others = modules_of(a), modules_of(b)
     found = _Pairs(ones, others)
-    if have_moved(a.roots, b.roots):
-        found.take(by_name(in_roots(ones, a.roots), in_roots(others, b.roots)), "name")
+    roots = same_roots(a.roots, b.roots)
+    if any(a.roots[one].prefix != b.roots[other].prefix for one, other in roots.items()):
+        names_in_a = {one: str(one) for one in roots}
+        names_in_b = {other: str(one) for one, other in roots.items()}
+        in_a = in_roots(ones, a.roots, names_in_a)
+        found.take(by_name(in_a, in_roots(others, b.roots, names_in_b)), "name")
     found.name(plain, "name")
     found.name(unwrapped, "wrapper")
     found.leave_out_prefixes()

@@ -24,6 +24,7 @@ STYLES = {
 }
 DOT = "●"
 _MOST_LOSSES = 2
+_MOST_LOGGED = 3
 _LOSS_WIDTH = 30
 
 
@@ -44,6 +45,9 @@ def heading(reader: RunReader) -> Text:
     for curve in shown_run.losses[:_MOST_LOSSES]:
         text = Text(f"loss {compact(curve.values[-1])} ").append_text(curve.drawn(_LOSS_WIDTH))
         lines.append(text.append(f" {curve.label}", "dim"))
+    for curve in shown_run.logged[:_MOST_LOGGED]:
+        text = Text(f"{curve.title} {compact(curve.values[-1])} ")
+        lines.append(text.append_text(curve.drawn(_LOSS_WIDTH)))
     trouble = _trouble(state, shown_run.recording)
     if trouble:
         lines.append(Text(trouble, "red"))

@@ -19,7 +19,7 @@ from kedge.report.positions import last_positions
 from kedge.report.program_line import line_of_finding, line_of_site
 from kedge.report.shown_run import ShownRun
 from kedge.report.verdict import advice, headline, lack_of, tone, without_work
-from kedge.rules.recorded.roots import root_names
+from kedge.rules.recorded.roots import root_names, root_titles
 from kedge.rules.registry import by_code, explain
 from kedge.rules.rule import Finding, Rule
 from kedge.short_text import for_json
@@ -77,8 +77,15 @@ def condense(shown_run: ShownRun) -> Document:
         if rule.code in codes:
             explained[rule.code] = explain(rule.code, rules)
     roots = [
-        {"name": name, "prefix": root.prefix, "parameters": root.parameters}
-        for root, name in zip(recording.roots, root_names(recording), strict=True)
+        {
+            "name": name,
+            "title": title,
+            "prefix": root.prefix,
+            "parameters": root.parameters,
+        }
+        for root, name, title in zip(
+            recording.roots, root_names(recording), root_titles(recording), strict=True
+        )
     ]
     sites = []
     for site, group in zip(recording.sites, groups_of(recording), strict=True):

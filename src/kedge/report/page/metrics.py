@@ -95,9 +95,12 @@ def _metrics(described: Mapping[str, Any]) -> Iterator[Metric]:
         "Share of the run's time that watching took.",
         run.get("slowdown"),
     )
-    newest: dict[str, list[Sample]] = {"loss": [], "norm": [], "rate": []}
+    newest: dict[str, list[Sample]] = {"loss": [], "norm": [], "rate": [], "logged": []}
     for curve in curves:
-        newest[curve["kind"]].append(({"site": _site(described, curve)}, curve["newest"][1]))
+        labels = {"site": _site(described, curve)}
+        if curve["kind"] == "logged":
+            labels = {"name": curve["title"]}
+        newest[curve["kind"]].append((labels, curve["newest"][1]))
     yield Metric(
         "kedge_loss",
         "gauge",
@@ -115,6 +118,12 @@ def _metrics(described: Mapping[str, Any]) -> Iterator[Metric]:
         "gauge",
         "The newest learning rate of the groups of an optimizer.",
         newest["rate"],
+    )
+    yield Metric(
+        "kedge_logged",
+        "gauge",
+        "The newest value that the program logged under a name.",
+        newest["logged"],
     )
 
     by_severity = Counter(finding["severity"] for finding in findings)

@@ -21,7 +21,7 @@ def modules_of(shown_run: ShownRun) -> list[Module]:
     recording = shown_run.recording
     made: dict[str, Module] = {}
     for number, root in enumerate(recording.roots):
-        made[root.prefix] = _empty(root.prefix, number) | {"type": root.name}
+        made[root.prefix] = _empty(root.prefix, number) | {"type": root.type}
         for entry in root.modules:
             module = _empty(entry["path"], number)
             module["type"] = entry.get("type", "")

@@ -120,7 +120,7 @@ class RunSummary:
         if recording.roots:
             models = []
             for root in recording.roots:
-                model = root.name
+                model = root.title
                 if root.parameters:
                     model += f" {thousands(root.parameters)}"
                 models.append(model)

@@ -39,6 +39,11 @@ def root_names(recording: Recording) -> tuple[str, ...]:
     return told_apart([root.name for root in recording.roots])
 
 
+def root_titles(recording: Recording) -> tuple[str, ...]:
+    """Return a name with the class for each root, ``G (Sequential)``, that no other one has."""
+    return told_apart([root.title for root in recording.roots])
+
+
 def names_of(recording: Recording, roots: Iterable[int]) -> str:
     """Return the names of some roots, with commas between; "the model" if none is known."""
     names = root_names(recording)

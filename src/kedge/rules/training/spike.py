@@ -317,7 +317,7 @@ def has_moving_goal(recording: Recording, number: int) -> bool:
     """
     trained = [root for root in recording.roots if root.trained and root.parameters]
     copies = {
-        (root.name, root.parameters)
+        (root.type, root.parameters)
         for root in recording.roots
         if root.trained is False and root.parameters
     }
@@ -325,7 +325,7 @@ def has_moving_goal(recording: Recording, number: int) -> bool:
         not set(one.optimizers) & set(other.optimizers) for one, other in combinations(trained, 2)
     )
     against = apart and number > 1
-    return against or any((root.name, root.parameters) in copies for root in trained)
+    return against or any((root.type, root.parameters) in copies for root in trained)
 
 
 def _norm(recording: Recording, site: SiteInfo) -> Course:

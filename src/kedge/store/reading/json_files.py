@@ -82,6 +82,7 @@ _MODULE_SHAPE = fields(
 _ROOT_SHAPE = fields(
     {"name": text},
     {
+        "type": text,
         "prefix": text,
         "parameters": total,
         "modules": list_of(_MODULE_SHAPE),

@@ -14,7 +14,7 @@ def holders_of(params: Iterable[nn.Parameter]) -> list[nn.Module]:
     """Return the outermost modules that hold some parameters. Slow: it searches all objects."""
     wanted = {id(p) for p in params}
     found_modules = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
-    modules = [module for module in found_modules if _is_readable(module)]
+    modules = [module for module in found_modules if is_readable(module)]
     parents: dict[int, nn.Module] = {}
     for module in modules:
         for child in own_children(module).values():
@@ -29,7 +29,7 @@ def holders_of(params: Iterable[nn.Parameter]) -> list[nn.Module]:
     return list(found.values())
 
 
-def _is_readable(module: nn.Module) -> bool:
+def is_readable(module: nn.Module) -> bool:
     """Whether a module's tables can be read.
 
     One of all modules that cannot must not end the search for others.

@@ -3,10 +3,9 @@
 # Note [Roots]
 A root is a module that is called while no other watched one runs. A global forward-pre hook finds
 it at its first call and hooks it before its forward runs, so that a model handed to `torch.compile`
-is hooked before it is compiled. The first root that an optimizer trains has the plain names - or,
-if there is no optimizer, the first one that has parameters; the names of others begin with their
-class name. As long as an optimizer holds parameters of no root, every step looks for new roots; see
-`kedge.watch.training`.
+is hooked before it is compiled. Note [Names of roots] in `kedge.watch.models.naming` says how the
+names of its sites begin. As long as an optimizer holds parameters of no root, every step looks for
+new roots; see `kedge.watch.training`.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from kedge.actions.measure.meter import Meter
-from kedge.by_identity import ByIdentity
 from kedge.hooks.roots import SeenModules
 from kedge.sites.leaves import own_part
 from kedge.sites.select import runs
 from kedge.torch_internals.module_tables import modules_in, parameters_in
 from kedge.torch_internals.source_lines import module_tree
 from kedge.watch.models.backwards import BackwardHandler, BackwardPasses, Reached, Taken
-from kedge.watch.models.naming import names_in_frames, prefix_of
+from kedge.watch.models.naming import RootNames
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
 from kedge.watch.models.roots import RootModule, WantedSites, free_prefix, next_of
 from kedge.watch.models.slots import ParameterSlot, holder, slots_in
+from kedge.watch.models.variables import names_in_frames
 
 _OF_PARAMETERS = ("param", "param.grad")
 """The kinds that are measured together; the updates of optimizers belong to them."""
@@ -53,8 +52,7 @@ class Models:
     Attributes:
         passes: The backward passes, which hook the parameters.
         holding: Set to a list to keep the roots alive to the end.
-        names: Names of modules that may become roots, from a model that holds them but is not
-            called itself.
+        names: Names the roots.
     """
 
     def __init__(
@@ -73,7 +71,7 @@ class Models:
         self.known = SeenModules()
         self.passes = BackwardPasses(places, handler)
         self.holding: list[nn.Module] | None = None
-        self.names: ByIdentity[nn.Module, str] = ByIdentity()
+        self.names = RootNames()
         self._lazy: list[RootModule] = []
 
     def candidate(self, module: nn.Module) -> nn.Module | None:
@@ -98,8 +96,7 @@ class Models:
         self.release_gone()
         root = next_of(self.roots, types)
         if root is None:
-            prefix = prefix_of(module, self.roots, self.names)
-            root = RootModule(len(self.roots), prefix, types)
+            root = self.names.root(module, types, self.roots)
         try:
             self._attach(module, root, fresh)
         except Exception:
@@ -162,12 +159,16 @@ class Models:
         if not all(root.prefix for root in self.roots):
             prefix = free_prefix("tensors", self.roots)
         elements = sum(param.numel() for param in tensors)
-        root = RootModule(len(self.roots), prefix, {"": "tensors"}, elements)
+        root = RootModule(len(self.roots), prefix, {"": "tensors"}, parameters=elements)
         self.roots.append(root)
 
         slots = {id(param): slot for slot, param in slots_in(optimizer)}
-        names = names_in_frames(tensors)
-        named = [(n, p, slots[id(p)]) for n, p in zip(names, tensors, strict=True)]
+        variables = names_in_frames(tensors)
+        named = []
+        for number, param in enumerate(tensors):
+            name = variables.get(id(param), f"param{number}")
+            root.tops.add(name.partition(".")[0])
+            named.append((name, param, slots[id(param)]))
         self.places.put(
             named, root, lambda path: self.wanted.wants(path, nn.Module(), _OF_PARAMETERS)
         )

@@ -37,6 +37,8 @@ class RootModule:
         index: Its number.
         prefix: The beginning of its recorded paths; empty for plain names.
         types: The class name of each module, by its path in the root.
+        variable: The program's variable that holds it, if one does.
+        tops: The names of its own modules and parameters.
         parameters: How many elements its parameters have.
         modules: The tree of its modules, as the recording lists it.
         hooks: The hooks on its module, which may be deleted.
@@ -51,6 +53,8 @@ class RootModule:
     index: int
     prefix: str
     types: dict[str, str]
+    variable: str | None = None
+    tops: set[str] = field(default_factory=set)
     parameters: int = 0
     modules: list[dict[str, Any]] = field(default_factory=list)
     hooks: RootHooks = field(default_factory=RootHooks)
@@ -78,10 +82,19 @@ class RootModule:
         """Return the recorded path for a path in the root."""
         return ".".join(p for p in (self.prefix, path) if p)
 
-    def entry(self) -> dict[str, Any]:
-        """Return the entry of the root in the recording."""
+    def entry(self, *, is_one_of_several: bool) -> dict[str, Any]:
+        """Return the entry of the root in the recording.
+
+        Args:
+            is_one_of_several: Whether more than one root is trained, so that also the one with
+                plain names has the name of its variable.
+        """
+        name = self.types[""]
+        if self.variable is not None and (self.prefix or is_one_of_several):
+            name = self.prefix or self.variable
         return {
-            "name": self.types[""],
+            "name": name,
+            "type": self.types[""],
             "prefix": self.prefix,
             "trained": bool(self.optimizers),
             "by_hand": self.by_hand,
@@ -157,6 +170,32 @@ def next_of(roots: Sequence[RootModule], types: Mapping[str, str]) -> RootModule
     return next((root for root in gone if not root.parameters or len(alike) >= _ALIKE), None)
 
 
+@dataclass
+class TakenNames:
+    """The names that a new root cannot have.
+
+    Attributes:
+        roots: The other roots.
+        rest: What follows the name: ``.0`` for ``nets.0``.
+    """
+
+    roots: Sequence[RootModule]
+    rest: str = ""
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a root's paths could not be told from another's."""
+        prefix = f"{name}{self.rest}."
+        for root in self.roots:
+            if root.prefix:
+                other = f"{root.prefix}."
+                if prefix.startswith(other) or other.startswith(prefix):
+                    return True
+            elif name in root.tops or prefix == f"{root.variable}.":
+                return True
+        return False
+
+
 def free_prefix(name: str, roots: Sequence[RootModule]) -> str:
-    """Return a prefix made of a class's name that no root has."""
-    return free_name(name, {root.prefix for root in roots})
+    """Return a prefix that no root has: the name, with a number if it is taken, as in ``nets_2.0``."""
+    first, dot, rest = name.partition(".")
+    return free_name(first, TakenNames(roots, dot + rest)) + dot + rest

@@ -27,6 +27,7 @@ from kedge.watch.records.curves import Curves
 from kedge.watch.records.facts.facts import Facts, unused
 from kedge.watch.records.first_step import FirstStep
 from kedge.watch.records.gradient_checks import GradientChecks
+from kedge.watch.records.logged_numbers import LoggedNumbers
 from kedge.watch.records.losses import Losses
 from kedge.watch.records.optimizer_updates import Updates
 from kedge.watch.records.steps_again import StepsAgain
@@ -74,6 +75,7 @@ class TrainingRecord:
 
         finished = meter.finished
         self.curves = curves = Curves(finished.departures)
+        self.logged = LoggedNumbers(finished.departures)
         self.updates = Updates(meter, curves, step, models.places.measured)
         self.by_hand = UpdatesByHand(self.updates, curves, optimizers, models.places, step)
         self.losses = Losses(meter, curves, GradientChecks(models.passes))
@@ -248,6 +250,8 @@ class TrainingRecord:
             models.passes.keep_first(self._groups)
             self.facts.step_ended(self.optimizers, models.roots, models.places)
 
+        if self.logged.is_due():
+            self.writer.notes += self.logged.take(step)
         written = self.measured or bad or self.curves.is_due()
         if written:
             self.curves.depart(step)  # with the tables that `flush` sends
@@ -263,6 +267,7 @@ class TrainingRecord:
         self.meter.finish()
         self.writer.write_curves(step, wait=True)
         self.writer.notes += self.steps_again.arrived(wait=True)
+        self.writer.notes += self.logged.take(step, wait=True)
         self.writer.write_notes()
 
     def _groups(self) -> list[list[ParameterSites]]:
@@ -295,6 +300,8 @@ class TrainingRecord:
         self.writer.notes += [*(facts or ()), *(exam or ()), *shield.notes()]
         if is_partial:
             self.curves.drop(step)
+        if models.roots:
+            self.writer.notes += self.logged.take(step, wait=True)
         self.writer.finish(step)
         for event in self.kept.write(at_end=True):
             self.writer.log.event(event)

@@ -119,7 +119,10 @@ class MeterSink:
     def _write_roots(self) -> None:
         for root in self.roots:
             root.steps = self.optimizers.steps_of(root.optimizers)
-        self.log.sites(self._entries, [root.entry() for root in self.roots])
+        trained = [root for root in self.roots if root.optimizers and root.modules]
+        are_several = len(trained) > 1
+        entries = [root.entry(is_one_of_several=are_several) for root in self.roots]
+        self.log.sites(self._entries, entries)
 
     def write_notes(self) -> None:
         """Write the events in `notes`."""

@@ -114,7 +114,7 @@ class WatchBlock(MissingAttributes):
         """
         self._named[:] = [weakref.ref(model)]
         if self._watch is not None:
-            names = self._watch.models.names
+            names = self._watch.models.names.given
             names.update((module, name) for name, module in modules_in(model).items())
         return self
 

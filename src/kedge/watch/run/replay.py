@@ -32,7 +32,12 @@ def replay(recording: Recording | str | os.PathLike[str], sink: RunSink) -> None
 
 def _pass_on(recording: Recording, sink: RunSink) -> None:
     roots = [
-        {"name": root.name, "prefix": root.prefix, "parameters": root.parameters}
+        {
+            "name": root.name,
+            "type": root.type,
+            "prefix": root.prefix,
+            "parameters": root.parameters,
+        }
         for root in recording.roots
     ]
     sink.sites([_entry(site) for site in recording.sites], roots)

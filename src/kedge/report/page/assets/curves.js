@@ -1,4 +1,4 @@
-// The losses, the norms of all gradients, and the learning rates, those of one optimizer in one chart.
+// The losses, the norms of all gradients, the learning rates, those of one optimizer in one chart, and what the program logged.
 
 import { byId, fill, make } from "./elements.js";
 import { chart, plottable, wantsLog } from "./charts.js";

@@ -41,7 +41,7 @@ function facts(recording) {
   const { run, roots } = recording;
   const told = [];
   const tell = (name, value) => value !== null && value !== undefined && value !== "" && told.push([name, value]);
-  const named = (root) => (root.parameters ? `${root.name}, ${thousands(root.parameters)} parameters` : root.name);
+  const named = (root) => (root.parameters ? `${root.title}, ${thousands(root.parameters)} parameters` : root.title);
   roots.forEach((root, at) => tell(at ? "and" : "model", named(root)));
   tell("watched", counted(recording.sites.length, "site"));
   tell("steps", stepsOf(run));

@@ -371,7 +371,7 @@ def lead_up(wiring: Wiring, step: int, sites: Iterable[int]) -> LeadUp:
                 state[place] = _STATES[int(states[at])]
                 if is_signed:
                     value[place] = plain(rows.statistic("mean")[at])
-        courses[wiring.text(site)] = SiteCourse(rms, absmax, state, value)
+        courses[wiring.text(site)] = SiteCourse(rms, absmax, state, tuple(value))
     return LeadUp(steps.tolist(), courses)
 
 

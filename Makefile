@@ -5,11 +5,25 @@ NEWEST := 2.14.1
 
 # `make test TORCH=2.14.1`: any task with another PyTorch, in an environment of its own.
 TORCH ?=
-VENV := $(if $(TORCH),build/torch-$(TORCH),.venv)
+
+# `make test PYTHON=python3.13`: the same with another version of Python than that of .venv.
+USUAL_PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(USUAL_PYTHON)
+version_of = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+OTHER_PYTHON :=
+ifneq ($(PYTHON),$(USUAL_PYTHON))
+NAMED := $(call version_of,$(PYTHON))
+ifeq ($(NAMED),)
+$(error $(PYTHON) cannot be started; name a Python that can: PYTHON=/path/to/python3)
+endif
+OTHER_PYTHON := $(filter-out $(call version_of,$(or $(USUAL_PYTHON),$(PYTHON))),$(NAMED))
+endif
+
+OTHERS := $(strip $(TORCH:%=torch-%) $(OTHER_PYTHON:%=python-%))
+VENV := $(if $(OTHERS),build/$(subst $() ,-,$(OTHERS)),.venv)
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
-	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 # The tests' networks are so small that a second thread costs more than it brings, and nothing is to be downloaded. Python is to
 # keep what it compiles, even where it is told elsewhere not to: hundreds of programs import Kedge.
@@ -46,7 +60,7 @@ $(SETUP): pyproject.toml constraints.txt $(wildcard src/kedge/native/c/*.[ch]) s
 	@touch $@
 
 # Of what failed, only tests of measured durations are tried once more, alone; 5 is "no test is left".
-test: setup  ## run the tests; TORCH=2.14.1 runs them with that PyTorch, in build/torch-2.14.1
+test: setup  ## run the tests; TORCH=2.14.1 or PYTHON=python3.13 runs them with that one, in an environment of its own in build
 	@echo "tests: pytest, with the examples of README.md and docs/, in $(WORKERS) processes$(if $(TORCH), on PyTorch $(TORCH))"
 	@$(PYTEST) $(SPREAD) $(CASES) || { \
 		$(PYTEST) $(AGAIN) -m "not measured" --collect-only -qq >/dev/null; \

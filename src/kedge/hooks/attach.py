@@ -329,13 +329,12 @@ def _check_order(target: Any, what: tuple[Any, ...]) -> None:
     ):
         raise WrongCall(f'the model comes before the selector: hook(model, "{target}", action)')
 
-    if isinstance(target, (nn.Sequential, nn.ModuleList)) and len(what) > 1:
-        number = what[0]
+    if isinstance(target, nn.Sequential) and len(what) > 1 and isinstance(what[0], int):
         inside = [*own_children(target)]
-        if isinstance(number, int) and -len(inside) <= number < len(inside):
+        if -len(inside) <= what[0] < len(inside):
             raise WrongCall(
-                f"{number} is not a selector; a path is a text: "
-                f'hook(model, "{inside[number]}", action)'
+                f"{what[0]} is not a selector; a path is a text: "
+                f'hook(model, "{inside[what[0]]}", action)'
             )
 
     several = isinstance(target, (list, tuple))

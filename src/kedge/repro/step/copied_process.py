@@ -28,6 +28,7 @@ copy, nor has one of several ranks, whose code would wait for the others.
 
 from __future__ import annotations
 
+import _imp
 import ctypes
 import fcntl
 import functools
@@ -126,7 +127,7 @@ class CopiedProcess:
         os.set_blocking(self._reader, False)
         began = time.monotonic()
         try:
-            with _no_thread_asking():
+            with _import_lock(), _no_thread_asking():
                 library = _library()
                 child = _fork()
                 if child == 0:
@@ -174,6 +175,16 @@ class CopiedProcess:
 
 
 @contextmanager
+def _import_lock() -> Iterator[None]:
+    """Context that holds the lock of imports, which Python takes before a fork and releases in the child."""
+    _imp.acquire_lock()
+    try:
+        yield
+    finally:
+        _imp.release_lock()
+
+
+@contextmanager
 def _no_thread_asking() -> Iterator[None]:
     """Context in which no thread asks this one for the interpreter: in the copy it would wait for that thread, for ever.
 
@@ -206,6 +217,9 @@ def can_copy() -> bool:
     if not sys.platform.startswith("linux") or not _DESCRIPTORS.is_dir():
         return False
     if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return False
+    has_its_lock: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+    if not has_its_lock():  # a fork beside threads that run at once needs Python's own
         return False
     return _has_memory_for_a_copy()
 

@@ -8,11 +8,13 @@ reader decides.
     make mutants
     python benchmarks/mutants.py [--each 40] [--seed 0] [--limit 120] [--tree ANOTHER/CHECKOUT] [--only hooks/handle.py:31]
 
-Places are drawn, not mutants: cosmic-ray knows eleven mutants of a ``+`` and one of an ``and``.
-Left out are annotations and what only a type checker reads, and comparisons of ``is`` but for its
-negation; cosmic-ray changes no strings, so no docstrings. Source and tests are copied first, and
-only the copy is changed. What failed must pass on the copy without the mutant: a test that does not
-is left out. Results are kept in ``build/mutants-*.jsonl``, one file for each state of source and
+Places are drawn, not mutants: cosmic-ray knows eleven mutants of a ``+`` and one of an ``and``. A
+seed draws the same places of another state of the source, but for those whose lines have changed.
+Left out are annotations and what only a type checker reads, the ``*`` of a signature, and
+comparisons of ``is`` but for its negation; cosmic-ray changes no strings, so no docstrings. Tests
+marked `full` are not run: they are more cases of the same kinds. Source and tests are copied first,
+and only the copy is changed. What failed must pass on the copy without the mutant: a test that does
+not is left out. Results are kept in ``build/mutants-*.jsonl``, one file for each state of source and
 tests: a measurement that was interrupted goes on there.
 """
 
@@ -30,7 +32,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import random
 import re
 import resource
 import shutil
@@ -209,23 +210,33 @@ def sample(tree: Path, each: int, seed: int) -> list[Mutant]:
 
 def mutants(tree: Path, area: str, seed: int) -> Iterator[Mutant]:
     """Yield one mutant of each place of an area, in random order."""
-    chance = random.Random(f"{seed} {area}")  # noqa: S311 - a sample, no secret
     operators = operators_without_arguments()
-    found: list[tuple[Path, int, list[tuple[str, int]]]] = []
+    found: list[tuple[str, Path, int, list[tuple[str, int]]]] = []
     for path in files(tree, area):
+        source = path.read_text(encoding="utf-8")
+        lines = source.splitlines()
         finder = Places(operators)
-        finder.walk(get_ast(path.read_text(encoding="utf-8")))
-        found += [(path, start[0], changes) for (start, _), changes in sorted(finder.found.items())]
-    chance.shuffle(found)
-    for path, line, changes in found:
+        finder.walk(get_ast(source))
+        alike: collections.Counter[str] = collections.Counter()
+        for ((line, column), _), changes in sorted(finder.found.items()):
+            place = f"{seed} {path.relative_to(tree).as_posix()} {column} {lines[line - 1]}"
+            alike[place] += 1
+            found.append((lot(f"{place} {alike[place]}"), path, line, changes))
+    for drawn, path, line, changes in sorted(found):
         source = path.read_text(encoding="utf-8")
         meant = meaning(source)
-        for name, occurrence in chance.sample(changes, len(changes)):
+        in_turn = sorted((lot(f"{drawn} {i}"), change) for i, change in enumerate(changes))
+        for _, (name, occurrence) in in_turn:
             changed = mutate_code(source, operators[name], occurrence)
             if changed is not None and meaning(changed) not in {meant, None}:
                 where = path.relative_to(tree).as_posix()
                 yield Mutant(area, where, line, name, occurrence, *difference(source, changed))
                 break
+
+
+def lot(text: str) -> str:
+    """Return a place's lot, by which it is drawn: as long as its line is the same, whatever else is changed."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def files(tree: Path, area: str) -> list[Path]:
@@ -272,11 +283,21 @@ def meaning(source: str) -> str | None:
 
 
 class Executed(ast.NodeTransformer):
-    """Takes out of a program what is never executed, as every file begins with ``from __future__ import annotations``."""
+    """Takes out of a program what makes no difference when it is executed.
+
+    Every file begins with ``from __future__ import annotations``.
+    """
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         node.annotation = None
         return node
+
+    def visit_arguments(self, node: ast.arguments) -> ast.AST:
+        """Whether an argument is given by its name, the callers decide: they are Kedge's own."""
+        node.args = [*node.posonlyargs, *node.args, *node.kwonlyargs]
+        node.defaults += [default for default in node.kw_defaults if default is not None]
+        node.posonlyargs = node.kwonlyargs = node.kw_defaults = []
+        return self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.returns = None

@@ -131,7 +131,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run no step again in a copy of the process, as on a device: what the rows and the graph show is all."""
-    monkeypatch.setattr("kedge.watch.records.steps_again.can_run_again", lambda *_: False)
+    # By name it is not found before the package is imported: until then `kedge.watch` is the function.
+    from kedge.watch.records import steps_again
+
+    monkeypatch.setattr(steps_again, "can_run_again", lambda *_: False)
 
 
 def pytest_collection_finish() -> None:

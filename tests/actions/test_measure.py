@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kedge
 from kedge import native
 from kedge.actions.measure import reduce
+from kedge.actions.measure.devices import DeviceTables
 from kedge.actions.measure.finished import FinishedStep, FinishedSteps
 from kedge.actions.measure.host import HostTable
 from kedge.actions.measure.meter import Meter
@@ -393,6 +394,21 @@ def test_a_full_measurement_on_a_device_is_a_handful_of_kernels_and_no_synchroni
     assert table.take().numpy()[0][0].tolist() == pytest.approx(
         [*[nan] * 4, 19_999, 3, 1], nan_ok=True
     )
+
+
+def test_the_channels_of_a_value_on_a_device_belong_to_the_site_that_made_it() -> None:
+    """The module that it goes into has its numbers, and no channels."""
+    value = torch.tensor([[1.0, -1.0, 0.0], [-1.0, -1.0, 2.0]])
+    tables = DeviceTables(Departures())
+    made = tables.measure(0, value, "full", count=6, dim=1, draws=False, saturation=None)
+    tables.repeat(1, made)
+
+    columns = FinishedStep(0, FULL, *tables.end(), HostTable().end()).columns()
+
+    assert columns["site"].tolist() == [0, 1]
+    assert columns["sum"].tolist() == [0.0, 0.0]
+    assert columns["sumsq"].tolist() == [8.0, 8.0]
+    assert columns["active"] == [bytes([0b10100000]), b""]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "meta"])

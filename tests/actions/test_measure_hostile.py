@@ -22,7 +22,7 @@ def rows(meter: Meter) -> dict[str, list[dict[str, Any]]]:
         for part in parts:
             for i, site in enumerate(part["site"].tolist()):
                 found.setdefault(names[site], []).append(
-                    {name: part[name][i] for name in ("max", "saturated", "sampled")}
+                    {name: part[name][i] for name in ("max", "saturated", "sampled", "active")}
                 )
     return found
 
@@ -150,3 +150,16 @@ def test_a_quantized_value_is_measured_as_what_it_stands_for(what: str, scale: f
             found.append(meter.read(":out", str))
         assert str(found[0]) == str(found[1])
         assert found[0].count == 64
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize(("what", "followed"), [("full", True), ("norm", False)])
+def test_the_channels_of_a_quantized_activation_are_followed(what: str, followed: bool) -> None:
+    """Which of them have a number above zero is told as of other activations, where everything is measured."""
+    numbers = torch.tensor([[1.0, -1.0, 0.0], [-1.0, -1.0, 2.0]])
+    meter = measure(what)  # type: ignore[arg-type]
+    meter.sites.channel_dims["act"] = None
+    act = meter.bind_value(Site("act", "out"))
+    act(torch.quantize_per_tensor(numbers, 0.25, 0, torch.qint8), 0)
+    active = rows(meter)["act"][0]["active"]
+    assert active == (bytes([0b10100000]) if followed else b"")

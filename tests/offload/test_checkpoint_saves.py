@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kedge.offload.saved_tensors import saved
+from tests.offload.account.test_saved_tensors import Made
 from tests.offload.test_checkpoint_inputs import BYTES, KINDS, Model, X
-from tests.offload.test_saved_tensors import Made
 
 
 @pytest.mark.parametrize("keeps", [False, True])

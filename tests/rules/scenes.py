@@ -257,3 +257,14 @@ Figures = Callable[[int], tuple[float | None, float | None, float | None, float 
 def steady(weight: float, gradient: float, update: float, arriving: float | None = None) -> Figures:
     """The same figures in every sample; what arrives is as large as the gradient unless told otherwise."""
     return lambda i: (weight, gradient, update, gradient if arriving is None else arriving)
+
+
+def trained(*events: dict[str, Any], steps: Sequence[int] = range(12)) -> Recording:
+    """Record a model of two weights that Adam trains, and some events."""
+    made = Course(steps)
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.weight("head", steady(0.1, 1e-3, 1e-4))
+    made.roots[0]["trained"] = True
+    adam = {"index": 0, "type": "Adam", "roots": [0], "rates": [0.001], "steps": 9}
+    made.events = [{"kind": "optimizers", "optimizers": [adam]}, *events]
+    return made.recording()

@@ -205,6 +205,22 @@ def test_one_rank_alone_with_a_nan_is_named() -> None:
     assert finding.evidence.ranks == [1]
 
 
+def test_of_several_births_at_one_rank_the_first_is_named() -> None:
+    """The later modules may have been given what the first one spoiled."""
+    ranks = [Scene(), Scene()]
+    for rank, scene in enumerate(ranks):
+        scene.module("a", "Log")
+        scene.module("b", "Log")
+        scene.step(0)
+        scene.step(1, {"a:out": NAN, "b:out": NAN} if rank == 1 else {})
+
+    (finding,) = found(scenes(*ranks))
+
+    assert finding.message == (
+        "Rank 1 alone held a non-finite value at a:out in step 1; rank 0 did not."
+    )
+
+
 def test_a_nan_at_all_ranks_is_not_one_ranks() -> None:
     """If all break in the same step, it is not the data of one."""
     ranks = [chain(), chain()]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kedge.errors import SelectorError
-from kedge.sites.filters import SiteFilter, nearest, widened
+from kedge.errors import NoSuchSite, SelectorError
+from kedge.sites.filters import SiteFilter, chosen_sites, nearest, widened
 from kedge.sites.language import parse
 from kedge.store.recording import Recording
 
@@ -34,6 +34,10 @@ PATHS = {path for site in SITES for path in (site.path, site.owner)}
         ("h.0.attn.weight", SITES[2:4]),
         ("**{Mlp}", SITES[4:6]),
         ("mlp#1", SITES[5:6]),
+        ("attn#0", SITES[:4]),
+        ("attn#1", ()),
+        ("attn[x]", ()),
+        ("attn/add", ()),
         ("mlp:out[x]", SITES[4:6]),
         ("mlp:out[y]", ()),
         (":out", SITES[6:]),
@@ -78,3 +82,28 @@ def test_the_nearest_names(text: str, near: str) -> None:
     (term,) = widened(parse(text), PATHS)
 
     assert nearest(term, PATHS, {"Mlp", "Net"}).split(", ")[0] == near
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("attn, mlp, !zzz", ""),
+        ("mlp, atn, zzz", '"atn" selects nothing in run.kedge; the nearest are "attn"'),
+        (
+            "attn:in",
+            '"attn:in" selects nothing in run.kedge; of the modules and parameters it names there is :out, :out.grad, :param',
+        ),
+        ("zzz", '"zzz" selects nothing in run.kedge; "**" selects everything'),
+    ],
+    ids=["all select", "a mistyped word", "another kind", "nothing like it"],
+)
+def test_the_first_part_that_selects_nothing_is_named(text: str, problem: str) -> None:
+    """With what there is instead; a part that excludes need not exclude anything."""
+    assert SiteFilter(text, PATHS).problem(SITES, "run.kedge") == problem
+
+
+def test_sites_are_chosen_in_the_order_of_the_recording() -> None:
+    """A part that selects none of them is an error, whatever the others select."""
+    assert chosen_sites("mlp#1, attn:out", SITES) == (SITES[0], SITES[5])
+    with pytest.raises(NoSuchSite, match='"atn" selects nothing in this recording'):
+        chosen_sites("mlp, atn", SITES)

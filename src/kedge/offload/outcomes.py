@@ -398,8 +398,9 @@ class OffloadAccount(Printed):
                 f"freed {total.freed.bytes / mb:.1f} MB"
             )
         if total.failed.number:
-            failed = f"{total.failed.number} tensors of {total.failed.bytes / _MB:.1f} MB"
-            yield f"{failed} could not be moved, over all steps, and were kept"
+            failed = f"{total.failed.number} tensor{'s' * (total.failed.number > 1)}"
+            size = f"{total.failed.bytes / _MB:.1f} MB"
+            yield f"{failed} of {size} could not be moved, over all steps, and stayed in memory"
         if total.recomputed.number:
             calls = total.recomputed.number / steps
             spent = total.repeating * 1e3 / steps

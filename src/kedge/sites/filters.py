@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from kedge.errors import NoSuchKind, NoSuchSite
 from kedge.sites.folding import pattern
 from kedge.sites.language import Term, parse, single
-from kedge.sites.site import KINDS, PARAM_KINDS, WATCHED_KINDS
+from kedge.sites.site import ALL_KINDS, KINDS, PARAM_KINDS, WATCHED_KINDS
 
 #: What is named if nothing is near.
 ALL = '"**" selects everything'
@@ -176,7 +176,9 @@ def means(term: Term, site: Named) -> bool:
         named = kind == term.kind and (inside or term.matches(site.path, types))
     if not named or (term.call is None and term.leaf is None and term.op is None):
         return named
-    own = single(site.site)
+    own = Term(())  # of no call and no leaf, as is an update, which only recordings have
+    if kind in ALL_KINDS:
+        own = single(site.site)
     leaf = term.leaf in (None, own.leaf)
     return (
         leaf

@@ -131,6 +131,22 @@ def test_the_fused_way_is_taken_and_told(mask: str | None) -> None:
     assert "fused path" in ledger["/softmax"].cause.why
 
 
+def test_the_fused_way_is_taken_where_the_inputs_are_given_by_name() -> None:
+    """A hook changes no bit of such a call either."""
+    model, x = attention(batch_first=True).eval(), inputs({})[0]
+    given = {"query": x, "key": x, "value": x, "need_weights": False}
+    with torch.no_grad():
+        bare = model(**given)[0]
+        with kedge.session() as s:
+            s.hook(model, "/linear", kedge.record())
+            got = model(**given)[0]
+            cause = s.ledger()["/linear"].cause
+            s.end(quiet=True)
+    assert torch.equal(bare, got)
+    assert cause is not None
+    assert "fused path" in cause.why
+
+
 def test_whether_it_is_fused_is_found_for_each_call() -> None:
     """One attention may go either way; the calls that are not fused are seen."""
     model, x = attention(batch_first=True).eval(), inputs({})[0]

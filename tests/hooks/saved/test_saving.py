@@ -8,7 +8,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -183,6 +183,28 @@ def test_what_was_changed_in_place_raises_what_autograd_raises(make: Callable[[]
 
     assert "modified by an inplace operation" in str(plain.value)
     assert str(kept.value) == str(plain.value)
+
+
+def test_a_result_may_lose_its_graph_before_backward_and_an_input_may_not() -> None:
+    """Autograd lets an operation read a result of its own that the program has detached in place, and refuses an input."""
+    refused = []
+    for hold in (nullcontext(), keeping(nn.Identity(), Hoard(takes=False))):
+        with hold:
+            x = torch.ones(3, requires_grad=True)
+            result = (x * 2).exp()
+            loss = result.sum()
+            result.detach_()
+            loss.backward()
+            assert torch.equal(x.grad, 2 * result)
+
+            given = x * 2
+            loss = given.sin().sum()
+            given.detach_()
+            with pytest.raises(RuntimeError, match="detached in-place") as error:
+                loss.backward()
+            refused.append(str(error.value))
+
+    assert refused[0] == refused[1]
 
 
 def test_a_step_between_forward_and_backward_raises() -> None:

@@ -172,10 +172,18 @@ def test_an_expanded_tensor_is_stored_once():
 
 
 def test_elements_that_share_memory_are_declined():
-    """Overlapping windows are left to be kept as they are."""
-    windows = torch.randn(4000).unfold(0, 512, 100)
+    """Overlapping windows are left to be kept as they are, also if they have no more than their ends in common."""
+    for windows in (torch.randn(4000).unfold(0, 512, 100), torch.randn(1001).unfold(0, 101, 100)):
+        assert [codec.encode(windows) for codec in CODECS.values()] == [None] * 3
 
-    assert [codec.encode(windows) for codec in CODECS.values()] == [None] * 3
+
+@pytest.mark.parametrize("name", CODECS)
+def test_elements_that_lie_side_by_side_are_taken(name):
+    """Windows that only touch share nothing."""
+    windows = torch.randn(1000).unfold(0, 100, 100)
+    _, back = through(name, windows)
+
+    assert back.stride() == windows.stride()
 
 
 @pytest.mark.parametrize("dtype", NARROW)

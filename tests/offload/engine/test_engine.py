@@ -13,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
 
 import kedge
 from kedge.errors import NoSiteMatched, NothingGained, OffloadError, OffloadFailed, RebuiltWrong
@@ -338,6 +339,43 @@ def test_a_planner_is_obeyed(net, choice):
     assert len(planner.took_what) == len(planner.asked)
     if choice is Choice.KEEP:
         assert set(planner.took_what) == {("kept", "planned")}
+
+
+@pytest.mark.parametrize(
+    ("choice", "takes", "why"),
+    [(Choice.REBUILD, True, "no rule"), (Choice.MOVE, True, ""), (Choice.MOVE, False, "here")],
+    ids=["no rule fits", "moved", "on the store's own device"],
+)
+def test_the_account_says_why_a_choice_was_not_carried_out(net, choice, takes, why):
+    """A tensor stays that no rule rebuilds, or that is where the store would put it."""
+    shelf = Shelf()
+    shelf.takes = lambda device: takes
+    with engaged(net, shelf, find=lambda *_: None, planner=Alternating(choice)) as engine:
+        grads_of(net)
+
+    kept = engine.account.total.kept
+    assert set(kept) - {"parameter", "buffer", "input"} == {why} - {""}
+
+
+@pytest.mark.parametrize(("where", "number"), [("**", 1), ("inner.**", 0)])
+def test_what_a_checkpoint_holds_beside_the_program_is_counted_where_it_is_selected(where, number):
+    """A tensor in a container stays in memory, since the program has it, too."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.inner = nn.Linear(20, 20), nn.Linear(20, 20)
+
+        def forward(self, x):
+            self.held = {"x": self.first(x)}
+            return checkpoint(lambda held: self.inner(held["x"]), self.held, use_reentrant=False)
+
+    model = Checkpointed()
+    with kedge.offload(model, where, to=kedge.Disk(rebuild=False), min_bytes=64) as account:
+        model(X).sum().backward()
+
+    assert account.total.kept["checkpoint"].number == number
+    assert account.total.kept["checkpoint"].bytes == number * X.nbytes
 
 
 def test_choices_can_be_mixed(net):

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from kedge.offload.rebuild import find
-from kedge.offload.rebuild.by_content import expand, narrow, pack, unpack
+from kedge.offload.rebuild.by_content import (
+    expand,
+    narrow,
+    pack,
+    pack_there,
+    unpack,
+    unpack_there,
+)
 from tests.offload.rebuild.rebuilding import Engine, same_bits
 
 
@@ -73,15 +80,15 @@ def test_booleans_are_stored_in_one_bit():
         assert same_bits(made, mask)
 
 
-def test_packing_is_the_same_without_numpy():
+@pytest.mark.parametrize("size", [0, 1, 8, 1003])
+def test_packing_is_the_same_without_numpy(size):
     """Devices that NumPy does not reach pack and unpack by tensor operations, into the same bytes."""
-    mask = torch.rand(1003) < 0.4
+    mask = torch.rand(size) < 0.4
     bits = pack(mask)
-    shifts = torch.arange(8, dtype=torch.uint8)
-    padded = F.pad(mask.to(torch.uint8), (0, -mask.numel() % 8)).reshape(-1, 8)
 
-    assert torch.equal((padded << shifts).sum(1, dtype=torch.uint8), bits)
-    assert torch.equal(unpack(bits, 1003), mask)
+    assert torch.equal(pack_there(mask), bits)
+    assert torch.equal(unpack(bits, size), mask)
+    assert torch.equal(unpack_there(bits, size), mask)
 
 
 @pytest.mark.parametrize("ceil", [False, True])

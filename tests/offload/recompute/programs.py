@@ -39,6 +39,7 @@ def left_behind(model: nn.Module) -> Iterator[Any]:
         for name, held in vars(module).items():
             if isinstance(held, (int, float, str, list, dict, set)) and not name.startswith("_"):
                 yield f"{path}:{name}", copy.deepcopy(held)
+                yield f"{path}:{name}, in order", list(held) if isinstance(held, dict) else None
             elif isinstance(held, Tensor):
                 yield f"{path}:{name}", held.detach().clone()
     yield "torch", torch.get_rng_state()

@@ -81,7 +81,7 @@ class Meter:
 
 
 class WithState(nn.Module):
-    """A block that counts its calls, keeps what it saw, and draws from every generator."""
+    """A block that counts its calls, keeps what it saw, takes turns, and draws from every generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,6 +89,7 @@ class WithState(nn.Module):
         self.calls = 0
         self.seen: list[int] = []
         self.by_name: dict[str, int] = {}
+        self.in_turn = {"one": 0.1, "two": 0.2, "three": 0.3}
         self.meter = Meter()
         self.nested = [[0], {"a": (1, [2])}]
         self.last: Tensor | None = None
@@ -105,12 +106,15 @@ class WithState(nn.Module):
         self.nested[0].append(len(self.nested[0]))
         self.nested[1]["a"][1].append(self.calls)  # type: ignore[call-overload]
         self.by_name["calls"] = self.by_name.get("calls", 0) + len(self.seen)
+        turn = next(iter(self.in_turn))
+        self.in_turn[turn] = self.in_turn.pop(turn)  # at the end now
         scale = (
             self.meter.total
             + random.random()
             + np.random.rand()  # noqa: NPY002
             + self.calls
             + self.by_name["calls"]
+            + self.in_turn[turn]
         )
         y = torch.tanh(self.inner(x + self.mean * scale)) * self.table
         if self.last is not None:
@@ -124,7 +128,7 @@ class WithState(nn.Module):
 
 
 def test_state_of_a_module_is_as_if_it_ran_once() -> None:
-    """Counters, lists, buffers changed and replaced, and all generators."""
+    """Counters, lists, the order of a dict, buffers changed and replaced, and all generators."""
     check(lambda: nn.Sequential(WithState(), WithState(), nn.Linear(SIZE, 4)), "[01]", steps=4)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kedge.rules.activations.heavy_dropout import HeavyDropout
@@ -50,6 +52,38 @@ def test_a_dropout_that_leaves_next_to_nothing_is_a_warning():
 def test_what_is_usual_is_no_finding(made):
     """Published models drop up to 0.8."""
     assert found(made) == []
+
+
+def seen_behind_the_loss(step: int, *dropouts: dict[str, Any]) -> dict[str, Any]:
+    """Describe what the graph of a loss shows of dropouts."""
+    return {"kind": "dropouts", "step": step, "site": "loss", "dropouts": list(dropouts)}
+
+
+def test_a_function_that_drops_nearly_all_is_named_by_its_line():
+    """The lines come later than the shares; the step is that in which the dropout was first seen."""
+    made = Course(SAMPLES[:6])
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    line = {"file": "net.py", "line": 7, "function": "forward", "text": "F.dropout(x, 0.95)"}
+    made.events = [
+        seen_behind_the_loss(0, {"kept": 0.05}, {"kept": 0.9}),
+        seen_behind_the_loss(3, {"kept": 0.05, "source": line}, {"kept": 0.9, "source": line}),
+    ]
+
+    (finding,) = found(made)
+
+    assert (finding.severity, finding.site, finding.step) == ("warning", "loss", 0)
+    assert finding.message == "A dropout at net.py:7 lets 5.0% of its input through."
+    assert finding.evidence.kept == 0.05
+    assert finding.evidence.source.line == 7
+    assert finding.remedy.startswith("Give functional.dropout the share to drop")
+
+
+def test_functions_are_left_to_the_modules_that_call_them():
+    """nn.Dropout calls the function: it is one dropout, and one finding."""
+    made = course(0.05)
+    made.events = [seen_behind_the_loss(0, {"kept": 0.05})]
+
+    assert [finding.site for finding in found(made)] == ["drop:out"]
 
 
 @golden("HEAVY-DROPOUT")

@@ -113,6 +113,19 @@ def test_an_operation_after_the_last_child_is_its_containers_own():
     )
 
 
+def test_of_several_outputs_the_first_is_named():
+    """A model whose own operation spoils all that it returns is reported once, at its first output."""
+    scene = Scene()
+    scene.open("", "Net")
+    scene.module("fc")
+    scene.site(":out[0]", type="Net", kind="out")
+    scene.site(":out[1]", type="Net", kind="out")
+
+    finding = only(broken(scene, {":out[0]": NAN, ":out[1]": NAN}))
+
+    assert (finding.site, made_at(finding)) == (":out[0]", "forward, inferred")
+
+
 def unwatched_operation(source: str | None) -> Scene:
     """Net: a, then an operation that is no module, then b.inner inside b."""
     scene = Scene()
@@ -362,6 +375,7 @@ def test_a_bad_batch_is_said_to_come_from_outside():
 
     assert (finding.site, finding.severity, finding.evidence.module) == (":in", "error", None)
     assert "with the batch" in finding.message
+    assert finding.confidence == 0.9
 
 
 def test_a_bad_batch_that_was_skipped_is_reported_once():

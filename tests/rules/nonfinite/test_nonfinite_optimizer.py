@@ -187,6 +187,25 @@ def test_steps_that_were_too_large_before_are_named():
     )
 
 
+@pytest.mark.parametrize(("norm", "named"), [(600.0, False), (620.0, True)])
+def test_gradients_that_had_risen_a_thousandfold_are_named(norm, named):
+    """Then the run had diverged before; what gradients usually do is no sign of that."""
+    scene = with_totals(chain())
+    scene.step(0)
+    scene.step(10)
+    for each in scene.rows:
+        if each["site"] == TOTAL and each["step"] == 10:
+            each["sumsq"] = norm**2
+    scene.step(23, all_of(EVERYTHING, NAN), level=FINITENESS)
+
+    sentence = (
+        "The run had diverged before: the norm of all gradients had gone from 0.61 to 6.2e+02 at step 10; "
+        "lower the learning rate or warm it up, and clip gradients."
+    )
+    assert (sentence in only(scene).remedy) == named
+    assert ("The run had diverged" in only(scene).remedy) == named
+
+
 def test_a_module_is_named_after_steps_not_looked_at_if_its_parameters_are_finite():
     """Finite parameters show that nothing was spoiled before this step."""
     scene = chain()

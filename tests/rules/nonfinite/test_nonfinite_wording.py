@@ -228,7 +228,7 @@ def test_a_first_step_has_nothing_before_it():
 
 
 def test_a_call_that_was_kept_is_offered():
-    """Where --dump has kept the call, the remedy is to run it again alone."""
+    """Where --dump has kept the call, the remedy is to run it again alone; what the rows show is said as without it."""
     scene = chain()
     scene.events.append({"kind": "dump", "step": 20, "site": "log:out", "folder": "dump-20"})
 
@@ -236,6 +236,9 @@ def test_a_call_that_was_kept_is_offered():
 
     assert finding.remedy.startswith(
         "To run that call again by itself: python dump-20/replay.py. In log (Log), look at"
+    )
+    assert finding.message == (
+        "log:out was the first to contain NaN (1 of 4 elements), at step 20; its input was finite."
     )
     assert as_json(finding.evidence.dump) == {"step": 20, "site": "log:out", "folder": "dump-20"}
 

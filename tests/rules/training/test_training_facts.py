@@ -1,4 +1,4 @@
-"""Rules that read facts of the training off events: what is optimized, kept, in which mode, and what the loss is of."""
+"""Rules that read facts of the training off events: in which mode it is, how large its batches are, and what the loss is of."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pytest
 
 from kedge.rules.evidence import Evidence
 from kedge.rules.gradients.grad_zero import GradZeroEvidence
-from kedge.rules.gradients.grads_kept import GradsKept
-from kedge.rules.parameters.not_optimized import NotOptimized
 from kedge.rules.parameters.unused_param import CutPathEvidence
 from kedge.rules.rule import Finding, Rule
 from kedge.rules.training.batch_of_one import BatchOfOne
@@ -19,224 +17,14 @@ from kedge.rules.training.double_softmax import DoubleSoftmax
 from kedge.rules.training.eval_mode import EvalMode, EvalModeEvidence
 from kedge.rules.training.loss_below_zero import LossBelowZero
 from tests.rules.goldens import SAMPLES, Golden, golden, written
-from tests.rules.scenes import Course, size, steady
+from tests.rules.scenes import Course, size, steady, trained
 
 SOURCE = {"file": "train.py", "line": 12, "function": "fit", "text": "loss.backward()"}
-ADAM = {"index": 0, "type": "Adam", "roots": [0], "rates": [0.001], "steps": 9}
 
 
 def found(rule: Rule, *events: dict[str, Any], steps: range = range(12)) -> list[Finding]:
     """Run a rule over a trained model of two weights and some events."""
-    made = Course(steps)
-    made.weight("fc", steady(0.1, 1e-3, 1e-4))
-    made.weight("head", steady(0.1, 1e-3, 1e-4))
-    made.roots[0]["trained"] = True
-    made.events = [{"kind": "optimizers", "optimizers": [ADAM]}, *events]
-    return list(rule.check(made.recording()))
-
-
-def left(**entry: Any) -> dict[str, Any]:
-    """Describe what is not optimized."""
-    return {
-        "kind": "not-optimized",
-        "root": 0,
-        "unheld": [],
-        "unheld_elements": 0,
-        "graded": [],
-        "replaced": [],
-        **entry,
-    }
-
-
-def test_an_optimizer_that_holds_what_the_model_lost_is_an_error():
-    """Its steps change tensors that nothing computes with."""
-    (finding,) = found(
-        NotOptimized(), left(replaced=["fc.weight", "fc.bias"], unheld=["fc.weight", "fc.bias"])
-    )
-
-    assert (finding.severity, finding.site) == ("error", "fc.weight:param")
-    assert finding.message == (
-        "fc.weight, fc.bias of Net are not in the optimizer (Adam with a learning rate of 0.001): it holds other "
-        "tensors under these names, and its steps do not change the model."
-    )
-
-
-def test_parameters_with_gradients_in_no_optimizer_are_a_warning():
-    """Those without a gradient are not named beside them."""
-    (finding,) = found(
-        NotOptimized(),
-        left(unheld=["a.weight", "head.weight"], graded=["fc.weight", "head.weight"]),
-    )
-
-    assert (finding.severity, finding.site) == ("warning", "head.weight:param")
-    assert finding.message == (
-        "head.weight of Net is in no optimizer, though trainable; it gets gradients but never changes."
-    )
-
-
-def test_parameters_without_gradients_in_no_optimizer_are_a_hint():
-    """UNUSED-PARAM says the rest."""
-    (finding,) = found(NotOptimized(), left(unheld=["a.weight", "b.weight"]))
-
-    assert (finding.severity, finding.message) == (
-        "info",
-        "a.weight, b.weight of Net are in no optimizer, though trainable.",
-    )
-
-
-def test_an_optimizer_of_something_unseen_is_a_hint():
-    """It may train what is no module."""
-    (finding,) = found(NotOptimized(), {"kind": "not-optimized", "root": None, "foreign": 3})
-
-    assert finding.severity == "info"
-    assert "holds 3 parameters that belong to no model" in finding.message
-
-
-@pytest.mark.parametrize(
-    ("held", "severity"), [(None, "error"), (steady(0.1, 1e-3, 1e-4), "warning")]
-)
-def test_it_is_an_error_if_nothing_that_the_optimizer_holds_got_a_gradient(held, severity):
-    """Gradients of what it does not hold are no training, though some are recorded in the first step."""
-    made = Course(range(12))
-    made.weight("fc", held or (lambda _: (0.1, None, None, None)))
-    made.weight("bn", lambda i: (1.0, None if i else 1e-3, None, None))
-    made.roots[0]["trained"] = True
-    made.events = [
-        left(unheld=["bn.weight"], graded=["bn.weight"]),
-        {"kind": "optimizers", "optimizers": [{"index": 0, "type": "SGD", "roots": [0]}]},
-    ]
-
-    (finding,) = NotOptimized().check(made.recording())
-
-    assert finding.severity == severity
-    assert ("nothing is trained" in finding.message) == (severity == "error")
-
-
-@pytest.mark.parametrize(("passes", "number"), [(9, 0), (10, 1)])
-def test_a_model_that_no_optimizer_has_is_a_warning_if_it_gets_gradients_again_and_again(
-    passes, number
-):
-    """One that was tried out once is none."""
-    made = Course(range(12))
-    made.weight("fc", steady(0.1, 1e-3, 1e-4))
-    made.roots[0]["trained"] = True
-    made.roots.append({"name": "Encoder", "prefix": "Encoder", "trained": False})
-    made.events = [left(root=1, unheld=["Encoder.w"], graded=["Encoder.w"], passes=passes)]
-
-    told = list(NotOptimized().check(made.recording()))
-
-    assert [(finding.severity, finding.site) for finding in told] == [
-        ("warning", "Encoder.w:param")
-    ] * number
-
-
-@pytest.mark.parametrize(
-    "entry", [{"outside": ["Block"], "outside_fixed": True}, {"unheld": ["w"], "graded": ["w"]}]
-)
-def test_what_is_in_evaluation_mode_may_be_meant_to_stay_as_it_is(entry):
-    """As a network whose features are compared."""
-    made = Course(range(12))
-    made.weight("fc", steady(0.1, 1e-3, 1e-4))
-    made.roots[0]["trained"] = True
-    made.roots.append({"name": "Vgg", "prefix": "Vgg", "trained": False})
-    made.events = [left(root=1, training=False, passes=30, **entry)]
-
-    (finding,) = NotOptimized().check(made.recording())
-
-    assert finding.severity == "info"
-    assert "requires_grad_(False)" in finding.remedy
-
-
-def test_modules_that_a_model_calls_and_does_not_hold_are_a_warning():
-    """Their parameters are in no list."""
-    (finding,) = found(NotOptimized(), left(outside=["Block", "Block"]))
-
-    assert (finding.severity, finding.site) == ("warning", ":out")
-    assert finding.message == (
-        "Net calls Block, Block but does not contain them: neither model.parameters() nor an optimizer has their "
-        "parameters. They get gradients but never change."
-    )
-    assert "nn.ModuleList" in finding.remedy
-
-
-def test_tensors_with_gradients_that_are_no_parameters_are_a_hint():
-    """`requires_grad_()` makes no parameter; but the points of a differential equation require one too."""
-    (finding,) = found(NotOptimized(), left(tensors=["position"]))
-
-    assert (finding.severity, finding.site) == ("info", "position:param")
-    assert finding.message.startswith(
-        "position of Net is a tensor that requires a gradient, but is not an nn.Parameter"
-    )
-
-
-@pytest.mark.parametrize(("passes", "number"), [(9, 0), (10, 1)])
-def test_an_optimizer_that_never_stepped_is_a_warning(passes, number):
-    """A few passes may be added up."""
-    told = found(NotOptimized(), {"kind": "not-optimized", "root": None, "in_vain": passes})
-
-    assert [finding.severity for finding in told] == ["warning"] * number
-    assert all("never stepped in 10 backward passes" in finding.message for finding in told)
-
-
-def test_nothing_is_said_where_all_is_held():
-    """An event with empty lists is no finding."""
-    assert found(NotOptimized(), left()) == []
-
-
-def test_ranks_that_train_alike_are_one_finding():
-    """Each of them wrote it down."""
-    lost = left(replaced=["fc.weight"])
-
-    assert len(found(NotOptimized(), lost, {**lost, "rank": 1}, {**lost, "rank": 2})) == 1
-
-
-def kept(step: int, number: int = 4, **entry: Any) -> dict[str, Any]:
-    """Describe gradients that were still there."""
-    return {
-        "kind": "grads-kept",
-        "step": step,
-        "optimizer": 0,
-        "checked": 4,
-        "kept": number,
-        **entry,
-    }
-
-
-def test_kept_gradients_in_three_steps_in_a_row_are_an_error():
-    """The first step and the number of parameters are named."""
-    (finding,) = found(GradsKept(), kept(3), kept(4), kept(5))
-
-    assert (finding.severity, finding.site, finding.step) == ("error", "fc.weight:param.grad", 3)
-    assert (
-        "4 of 4 still had those of the step before in 3 measured steps in a row, from step 3 on"
-        in finding.message
-    )
-    assert "each step of Adam follows the sum" in finding.message
-
-
-@pytest.mark.parametrize(
-    ("steps", "number"),
-    [((3, 4), 0), ((3, 5, 7), 0), ((3, 4, 6, 7), 0), ((3, 4, 6, 7, 8), 1), ((1, 2, 3, 4), 1)],
-)
-def test_steps_with_a_measured_one_between_are_no_row(steps, number):
-    """A step in which the gradients were cleared ends it."""
-    assert len(found(GradsKept(), *map(kept, steps))) == number
-
-
-def test_steps_that_were_not_measured_do_not_break_a_row():
-    """Of them nothing is known."""
-    assert len(found(GradsKept(), kept(20), kept(30), kept(40), steps=range(0, 100, 10))) == 1
-
-
-@pytest.mark.parametrize(("number", "findings"), [(1, 0), (2, 1), (4, 1)])
-def test_half_of_the_gradients_have_to_be_kept(number, findings):
-    """A few that are not cleared on purpose are another thing."""
-    assert len(found(GradsKept(), *(kept(step, number) for step in (3, 4, 5)))) == findings
-
-
-def test_optimizers_are_judged_one_by_one():
-    """Two that kept theirs in turn are no row."""
-    assert found(GradsKept(), kept(3), kept(4, optimizer=1), kept(5), kept(6, optimizer=1)) == []
+    return list(rule.check(trained(*events, steps=steps)))
 
 
 def modes(
@@ -630,39 +418,6 @@ def test_rows_and_columns_that_are_normalised_in_turns_are_no_finding() -> None:
     course = Course(range(3))
     course.events = [event]
     assert not list(DoubleSoftmax().check(course.recording()))
-
-
-@golden("NOT-OPTIMIZED", lacks=(0, 1))
-def golden_not_optimized(*, fires: bool) -> Golden:
-    """Replace a head after the optimizer was made, or before."""
-    course = Course(SAMPLES[:4])
-    course.weight("fc", steady(0.1, 1e-3, 1e-4))
-    course.roots[0]["trained"] = True
-    course.events = [
-        {
-            "kind": "optimizers",
-            "optimizers": [{"index": 0, "type": "SGD", "roots": [0], "rates": [0.1]}],
-        }
-    ]
-    if fires:
-        lost = {
-            "unheld": ["head.weight"],
-            "unheld_elements": 40,
-            "graded": ["head.weight"],
-            "replaced": ["head.weight"],
-        }
-        course.events.append({"kind": "not-optimized", "root": 0, **lost})
-    return written(course)
-
-
-@golden("GRADS-KEPT", lacks=(1, 4))
-def golden_grads_kept(*, fires: bool) -> Golden:
-    """Keep the gradients in three measured steps in a row, or in two of them."""
-    course = Course(SAMPLES[:6])
-    course.weight("fc", steady(0.1, 1e-3, 1e-4))
-    kept = {"kind": "grads-kept", "optimizer": 0, "checked": 4, "kept": 4}
-    course.events = [{**kept, "step": step} for step in (10, 20, 30 if fires else 50)]
-    return written(course)
 
 
 @golden("DOUBLE-SOFTMAX", lacks=(0, 1))

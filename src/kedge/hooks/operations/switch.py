@@ -33,7 +33,7 @@ class ModeOn(KedgeHook):
         self.here = here
         self.operations = operations
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """The forward-pre hook."""
         operations = self.operations
         if torch.compiler.is_compiling():
@@ -47,9 +47,7 @@ class ModeOn(KedgeHook):
             return
         operations.called += 1
         frame = module_frame(sys._getframe(1))
-        entry = ForwardUnderWay(
-            operations, frame, module, seen=not is_fused(module, args, kwargs or {})
-        )
+        entry = ForwardUnderWay(operations, frame, module, seen=not is_fused(module, args, kwargs))
         operations.fused += not entry.seen
         entry.code = _code_of(module.forward)
         entry.call, entry.recompute = passes.count(operations)

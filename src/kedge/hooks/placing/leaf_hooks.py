@@ -96,22 +96,14 @@ class LeafHook:
         return handle
 
     def _dropped(self, _: object) -> None:
-        """Called when nothing refers to the hook's table any longer.
+        """Called when nothing refers to the hook's table any longer: registers the hook again.
 
-        The leaf may be getting its next one.
+        The leaf may be getting its next table; see Note [Hooks of a swapped leaf].
         """
         self._table = None
-        if not sys.is_finalizing():
-            self.restore()
-
-    def restore(self) -> None:
-        """Register the hook again if its table no longer exists.
-
-        See Note [Hooks of a swapped leaf].
-        """
-        if self.removed or self.parked or self.handle.hooks_dict_ref() is not None:
+        if sys.is_finalizing() or self._find is None:
             return
-        tensor = self._find() if self._find is not None else None
+        tensor = self._find()
         if tensor is not None and tensor.requires_grad:
             self._point_to(self._register(tensor))
 

@@ -57,6 +57,11 @@ def pack(mask: Tensor) -> Tensor:
     """Return booleans, eight in a byte."""
     if mask.device.type == "cpu":
         return torch.from_numpy(np.packbits(mask.numpy(), bitorder="little"))
+    return pack_there(mask)
+
+
+def pack_there(mask: Tensor) -> Tensor:
+    """Return what `pack` does, by tensor operations: for devices that NumPy does not reach."""
     padded = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.numel() % 8))
     shifts = torch.arange(8, dtype=torch.uint8, device=mask.device)
     return (padded.reshape(-1, 8) << shifts).sum(1, dtype=torch.uint8)
@@ -67,6 +72,11 @@ def unpack(bits: Tensor, count: int) -> Tensor:
     if bits.device.type == "cpu":
         ones = np.unpackbits(bits.numpy(), count=count, bitorder="little")
         return torch.from_numpy(ones.view(np.bool_))
+    return unpack_there(bits, count)
+
+
+def unpack_there(bits: Tensor, count: int) -> Tensor:
+    """Return what `unpack` does, by tensor operations: for devices that NumPy does not reach."""
     shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
     apart = (bits[:, None] >> shifts) & 1
     return apart.reshape(-1)[:count].to(torch.bool)

@@ -159,7 +159,7 @@ class DeadChannel(Rule):
         if zero.next_with_gradient in owners:
             nearer = modules[owners[zero.next_with_gradient]].position
         first = min(known, default=0)
-        return any(first <= places.get(site, -1) < nearer for site in silent)
+        return any(first <= places[site] < nearer for site in silent)
 
     def _layer(self, recording: Recording, site: SiteInfo) -> _Layer | None:
         """Return a site with dead channels; None if it is healthy or cannot be judged."""

@@ -242,6 +242,7 @@ WRONG = [
         "kedge.saved(model).__enter__()",
         "print(kedge.saved(model)(images)). To keep less for backward",
     ),
+    ("kedge.compare('a.kedge', 'b.kedge')", "kedge diff A B in a terminal says where two runs"),
     ("kedge.rules.check('run.kedge')", "open it with kedge.Recording.open("),
     ("kedge.hook(weight, 'grad', kedge.scale(2))", 'a kind follows a colon: ":grad"'),
     ("recording.series('relu:out')", 'use it as in: recording.series("layer4:out", "mean")'),

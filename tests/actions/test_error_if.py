@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import kedge
-from kedge.errors import ConditionMet
+from kedge.errors import ConditionMet, WrongCall
 
 NAN, INF = float("nan"), float("inf")
 
@@ -71,6 +71,13 @@ def test_any_condition_will_do() -> None:
     kedge.error_if(lambda v: v.sum() > 5)(torch.ones(1))
     with pytest.raises(ConditionMet, match="^<lambda> is true: 2 elements$"):
         kedge.error_if(lambda v: v.sum() > 5)(torch.tensor([3, 3]))
+
+
+def test_a_condition_of_each_element_says_how_to_make_one_of_them() -> None:
+    """PyTorch's own words do not name the condition."""
+    with pytest.raises(WrongCall, match=r"lambda value: isnan\(value\)\.any\(\)\)$"):
+        kedge.error_if(torch.isnan)(torch.ones(2))
+    kedge.error_if(torch.isnan)(torch.ones(1))
 
 
 def test_it_observes() -> None:

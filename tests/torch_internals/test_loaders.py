@@ -22,6 +22,7 @@ from kedge.torch_internals.loaders import last_samples
 DATA = TensorDataset(torch.arange(100))
 ORDERS: dict[str, Any] = {
     "in order": {},
+    "backwards": {"sampler": range(99, -1, -1)},
     "shuffled": {"shuffle": True},
     "without the last part": {"shuffle": True, "drop_last": True},
     "weighted": {"sampler": WeightedRandomSampler(torch.ones(100), 64)},

@@ -34,8 +34,13 @@ class ErrorIf:
             plain = untransformed(found)
             if plain is not found:  # under `vmap` there is one result a sample
                 found = plain.any()
+        name = getattr(self.condition, "__name__", repr(self.condition))
+        if isinstance(found, Tensor) and found.numel() != 1:
+            raise WrongCall(
+                f"error_if({name}): the condition returned {found.numel()} elements; it returns "
+                f"one, as in kedge.error_if(lambda value: {name}(value).any())"
+            )
         if found:
-            name = getattr(self.condition, "__name__", repr(self.condition))
             raise ConditionMet(f"{name} is true: {_summary(value)}")
 
     def __repr__(self) -> str:

@@ -13,6 +13,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from kedge.errors import WrongCall
+
 
 class CalledPackage(ModuleType):
     """The class of a package that is called like the function of its name."""
@@ -39,6 +41,32 @@ class CalledPackage(ModuleType):
         """Call the function."""
         __tracebackhide__ = True
         return self._function(*args, **options)
+
+
+class UncalledPackage(ModuleType):
+    """The class of a package that people call, although it has no function of its name."""
+
+    _instead: str
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Refuse.
+
+        Raises:
+            WrongCall: Always; it says what to use.
+        """
+        raise WrongCall(f"{self.__name__} is a module and not a function; {self._instead}")
+
+
+def refuse_calls(package: str, instead: str) -> None:
+    """Let a call of a package be an error that says what to use.
+
+    Args:
+        package: The package.
+        instead: What to use.
+    """
+    module = sys.modules[package]
+    vars(module)["_instead"] = instead
+    module.__class__ = UncalledPackage
 
 
 def make_callable(package: str, home: str) -> None:

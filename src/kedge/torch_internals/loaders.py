@@ -66,19 +66,29 @@ def _samples_of(iterator: Any) -> list[int]:
     if workers == 0:
         own = next((variables[name] for name in _BATCHES if name in variables), ())
         return [each for each in own if isinstance(each, int)]
-    order = _order_of(variables.get("sampler_iter"))
     drawn: Any = sampler.sampler
+    order = _order_of(variables.get("sampler_iter"), len(drawn))
     if len(order) != len(drawn):  # a part of it: the sampler draws it in parts
         return []
     size = sampler.batch_size
     return [*order[(number - 1) * size : number * size]]
 
 
-def _order_of(sampler: Any) -> Sequence[int]:
-    """Return all numbers that an iterator goes through, also those it has passed; none if it does not tell."""
+def _order_of(sampler: Any, count: int) -> Sequence[int]:
+    """Return all numbers that an iterator goes through, also those it has passed; none if it does not tell.
+
+    Args:
+        sampler: The iterator.
+        count: How many numbers they should be.
+    """
     while isinstance(sampler, GeneratorType):
         sampler = sampler.gi_yieldfrom
     if type(sampler) not in (_LIST, _RANGE):
         return ()
-    order: Sequence[int] = sampler.__reduce__()[1][0]
-    return order
+    _, (order,), *passed = sampler.__reduce__()
+    known: Sequence[int] = order
+    if isinstance(order, range) and passed == [None]:
+        # From Python 3.12 on, a range leaves out what it has passed.
+        whole = range(order.stop - count * order.step, order.stop, order.step)
+        known = whole if {*whole[:1], *whole[-1:]} == {0, count - 1} else ()
+    return known

@@ -10,16 +10,15 @@ import torch
 from torch import nn
 
 import kedge
-from kedge import recipes
+from kedge import figures, recipes
 from kedge.cli.main import GROUPS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INTERFACE = (ROOT / "docs/reference/interface.md").read_text(encoding="utf-8")
 COMING = (ROOT / "docs/how-to/coming-from.md").read_text(encoding="utf-8")
-ROWS = (
-    COMING.partition("<!-- every line is tested -->\n\n")[2].partition("\n\n")[0].splitlines()[2:]
-)
+TABLES = COMING.split("<!-- every line is tested -->\n\n")[1:]
+ROWS = [row for table in TABLES for row in table.partition("\n\n")[0].splitlines()[2:]]
 LINES = [re.fullmatch(r"`([^`]+)`", row.split(" | ")[1])[1] for row in ROWS]
 
 
@@ -46,7 +45,7 @@ def test_a_line_of_the_table_runs(line):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     x = torch.randn(3, 4)
     names = {
-        "kedge": kedge, "model": model, "x": x, "recipes": recipes, "f": lambda module, args, output: None,
+        "kedge": kedge, "torch": torch, "model": model, "x": x, "recipes": recipes, "figures": figures, "f": lambda module, args, output: None,
         "pack": lambda tensor: tensor, "unpack": lambda tensor: tensor,
     }  # fmt: skip
     if line.startswith("kedge "):
@@ -54,6 +53,6 @@ def test_a_line_of_the_table_runs(line):
         return
     found = eval(line, names)
     assert found is not None
-    if line.startswith(("kedge.hook", "kedge.offload")):
+    if line.startswith(("kedge.hook", "kedge.offload", "recipes.ablate", "recipes.steer")):
         with found:
             model(x).sum().backward()

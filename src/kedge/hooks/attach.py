@@ -402,7 +402,7 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
             )
         if not inspect.isfunction(action):
             continue
-        ours = action.__module__.startswith("kedge.actions.")
+        ours = str(action.__module__).startswith("kedge.actions.")  # None: made without a name
         condition = action.__annotations__.get("return") == "bool"  # of `error_if`
         if ours and not condition:
             raise ActionArity(

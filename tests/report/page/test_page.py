@@ -166,7 +166,7 @@ def test_steps_that_were_not_measured_are_a_gap(saved: Callable[..., str], tab: 
     for share, measured in (
         (0.003, True),
         (0.2, False),
-        (0.402, True),
+        (0.405, True),
         (0.45, False),
         (0.9, False),
     ):

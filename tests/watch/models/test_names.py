@@ -149,6 +149,27 @@ def aliases() -> None:
     step(optimizer_of(generator, critic), f, critic)
 
 
+class Proxy:
+    """Stands for an object that is not there."""
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        raise RuntimeError("working outside of a request")
+
+
+def odd_objects() -> None:
+    """Have variables whose attributes cannot be read, or are no names."""
+    proxy = Proxy()
+    odd = Trainer()
+    vars(odd)[7] = odd.generator
+    vars(odd)["a b"] = odd.generator
+    recursive: list[Any] = []
+    recursive.append(recursive)
+    own = [nn.Tanh()]
+    call(*own)
+    assert [proxy, odd, recursive]
+
+
 def held_nowhere() -> None:
     """Call models that no variable holds."""
     list(map(torch.no_grad()(nn.Module.__call__), [net()], [torch.randn(3, 4)]))
@@ -174,6 +195,7 @@ PROGRAMS: dict[str, tuple[Callable[[], None], list[tuple[str, str]]]] = {
     ),
     "in wrappers": (wrapped, [("left", "left"), ("right", "right")]),
     "aliases come later": (aliases, [("generator", "generator"), ("critic", "critic")]),
+    "odd objects": (odd_objects, [("own.0", "own.0")]),
     "class names": (held_nowhere, [("Sequential", ""), ("Tanh", "Tanh")]),
 }  # fmt: skip
 """Programs, and the names and prefixes of their roots in the order of the first calls."""

@@ -17,9 +17,10 @@ from __future__ import annotations
 import gc
 import re
 import weakref
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from torch import nn
+from torch.optim import Optimizer
 
 from kedge.by_identity import ByIdentity
 from kedge.torch_internals.module_tables import parameters_in
@@ -80,10 +81,15 @@ class RootNames:
         if known is not None and id(known) not in ids:
             return False  # without a search of all objects for each of many models
 
-        held, others = _trained(ids)
-        if others:
-            gc.collect()  # the optimizers of a training that is over may be garbage
-            held, others = _trained(ids)
+        optimizers = living()
+        beside = [each for each in optimizers if any(id(p) not in ids for p in params_of(each))]
+        if len(names_in_frames(beside)) < len(beside):
+            # Those of a training that is over may be garbage.
+            optimizers.clear()
+            beside.clear()
+            gc.collect()
+            optimizers = living()
+        held, others = _trained(ids, optimizers)
         if not others:
             return True
         if held and not holders_of(others):
@@ -93,11 +99,13 @@ class RootNames:
         return False
 
 
-def _trained(ids: Container[int]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def _trained(
+    ids: Container[int], optimizers: Iterable[Optimizer]
+) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return the parameters that optimizers hold: those with these identities, and the others."""
     held = []
     others = []
-    for optimizer in living():
+    for optimizer in optimizers:
         for param in params_of(optimizer):
             if id(param) in ids:
                 held.append(param)

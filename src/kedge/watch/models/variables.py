@@ -120,12 +120,13 @@ def _attributes(holder: Any) -> Iterable[tuple[str, Any]]:
         return ()
     try:
         own = object.__getattribute__(holder, "__dict__")
-    except AttributeError:
+    except Exception:  # noqa: BLE001 - it has none, or its class has a property of that name, which fails
         return ()
     if type(own) is not dict or len(own) > _LARGEST:
         return ()
-    attributes = [each for each in own.items() if type(each[0]) is str]
-    if is_installed(getattr(sys.modules.get(kind.__module__), "__file__", None) or ""):
+    attributes = [each for each in list(own.items()) if type(each[0]) is str]
+    file = getattr(sys.modules.get(str(kind.__module__)), "__file__", None)
+    if type(file) is str and is_installed(file):
         attributes = [(name, value) for name, value in attributes if not name.startswith("_")]
     if issubclass(kind, nn.Module) and not issubclass(kind, _CONTAINERS) and is_readable(holder):
         others = [(name, value) for name, value in attributes if name != "_modules"]

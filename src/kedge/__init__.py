@@ -50,6 +50,8 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOME.items():
         if name in names:
             return getattr(import_module(f"kedge.{home}"), name)
+    if name == "errors":  # so that `except kedge.errors.EditError` needs no further import
+        return import_module("kedge.errors")
     if name.startswith("_"):
         raise AttributeError(f"module 'kedge' has no attribute {name!r}")
     others = {"kedge.recipes": import_module("kedge.recipes").__all__}

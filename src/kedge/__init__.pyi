@@ -1,5 +1,6 @@
 # The public names with their types; `__init__.py` has the modules they are loaded from, and a test compares the two.
 
+from kedge import errors as errors
 from kedge.actions.edit import add as add
 from kedge.actions.edit import clamp as clamp
 from kedge.actions.edit import replace as replace

@@ -81,7 +81,7 @@ def test_the_root_declares_exactly_what_it_loads(root):
     """A type checker and an editor see each name where it is loaded from; none is forgotten, none is made up."""
     loaded = {name: f"kedge.{home}" for home, names in kedge._HOME.items() for name in names}
 
-    assert _declared_by_root(root) == loaded
+    assert _declared_by_root(root) == loaded | {"errors": "kedge"}
     assert sorted(kedge.__all__) == sorted(loaded)
     assert [name for name in kedge.__all__ if not callable(getattr(kedge, name, None))] == [
         "everywhere"
@@ -105,6 +105,13 @@ def test_reading_a_recording_imports_no_torch():
     """A recording opens on a laptop in a blink."""
     names = "kedge.Recording, kedge.Finding"
     code = f"import sys, kedge, kedge.report.terminal, kedge.rules; {names}; assert 'torch' not in sys.modules"
+
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_errors_are_there_without_an_import_of_their_own():
+    """A program filters a warning of Kedge's before it uses anything else: ``kedge.errors.InTrainingMode``."""
+    code = "import warnings, kedge; warnings.simplefilter('ignore', kedge.errors.InTrainingMode)"
 
     subprocess.run([sys.executable, "-c", code], check=True)
 

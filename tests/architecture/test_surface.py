@@ -111,6 +111,13 @@ def test_reading_a_recording_imports_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_errors_are_there_without_an_import_of_their_own():
+    """A program filters a warning of Kedge's before it uses anything else: ``kedge.errors.InTrainingMode``."""
+    code = "import warnings, kedge; warnings.simplefilter('ignore', kedge.errors.InTrainingMode)"
+
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_error_has_a_slug_of_its_own():
     """A slug leads to one paragraph."""
     slugs = [c.__dict__.get("slug") for c in _errors()]

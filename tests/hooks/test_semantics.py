@@ -214,7 +214,7 @@ def test_9_an_actions_failure_has_its_place_and_the_users_frames_on_top() -> Non
 def test_a_function_without_a_module_is_an_action_like_any_other() -> None:
     """As one that code made which was run by `exec` with names of its own."""
     model = nn.Linear(2, 1)
-    double = eval("lambda value: value * 2", {})  # noqa: S307
+    double = eval("lambda value: value * 2", {})
     assert double.__module__ is None
     x = torch.ones(1, 2)
     plain = model(x)

@@ -173,6 +173,24 @@ def why(model: nn.Module, site: str, run: Callable[[], Any], others: str = "") -
     return str(cause.why)
 
 
+class Halves(nn.Module):
+    """Returns two halves that one operation made."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x * 2).chunk(2, -1)
+
+
+@pytest.mark.parametrize(("unused", "used"), [(0, 1), (1, 0)])
+def test_one_of_several_results_that_is_not_used_is_told_apart(unused: int, used: int) -> None:
+    """The operation's backward ran, for the other result: nothing is cut off."""
+    model, x = Halves(), torch.randn(2, 4, requires_grad=True)
+
+    assert (
+        why(model, f":out.grad[{unused}]", lambda: model(x)[used].sum().backward())
+        == "the differentiated value does not depend on this tensor, only on others of the same operation or checkpoint"
+    )
+
+
 def test_a_hook_that_removes_itself_has_fired() -> None:
     """Sites that it did not get to were not passed by: the forward was still running."""
     model = chain()

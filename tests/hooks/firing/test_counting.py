@@ -100,6 +100,27 @@ def test_after_the_first_optimizer_step_steps_are_the_optimizers() -> None:
     ]
 
 
+def test_a_ledger_that_is_asked_within_a_backward_says_that_it_is_still_running() -> None:
+    """Before it, that none has reached a hook."""
+    model, told = Net(), []
+
+    def ask(_: object = None) -> None:
+        told.append(str(s.ledger()["g:out.grad"].cause.why))
+
+    with kedge.session() as s:
+        s.hook(model, "g:out.grad", kedge.record())
+        loss = model(torch.ones(1, 2)).sum()
+        ask()
+        loss.register_hook(ask)
+        loss.backward()
+        s.end(quiet=True)
+
+    assert told == [
+        "no backward reached a hook of this session",
+        "a backward was still running, and had not reached it",
+    ]
+
+
 def test_of_two_optimizers_the_first_one_seen_counts() -> None:
     """A second optimizer of the same model, stepping as often, does not double the steps."""
     model = Net()

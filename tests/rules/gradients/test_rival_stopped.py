@@ -84,6 +84,15 @@ def test_a_critic_without_gradients_is_found_too():
     assert finding.message.startswith("The gradients of Critic fell")
 
 
+def test_a_critic_that_is_given_data_before_what_is_generated_is_a_rival():
+    """Its input comes from two places, the data set first."""
+    course = made(falls(2.0, 2e-3), level(1.0))
+    (critic,) = (site for site in course.sites if site["site"] == "D:in")
+    critic["from"] = [None, *critic["from"]]
+
+    assert [finding.site for finding in RivalStopped().check(course.recording())] == [":grad.norm"]
+
+
 @pytest.mark.parametrize(
     ("generator", "critic", "entry"),
     [

@@ -455,3 +455,24 @@ def test_sites_that_no_module_has_are_not_taken_for_a_program_without_modules(
         "[kedge] nothing was recorded: modules were called, but no selected site had a value that can be measured; "
         "list the sites with kedge sites\n"
     )
+
+
+def test_the_last_words_show_the_line_that_has_the_fault(kedge: Kedge, script: Script) -> None:
+    """The line of the softmax, and not that of the loss or of backward."""
+    program = script("""
+        import torch
+        from torch import nn
+
+        net = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(3):
+            shares = net(torch.randn(8, 4)).softmax(1)
+            loss = nn.functional.cross_entropy(shares, torch.arange(8) % 3)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    """)
+    lines = kedge("run", "-o", "run.kedge", program).stderr.splitlines()
+
+    place = next(i for i, line in enumerate(lines) if "DOUBLE-SOFTMAX at loss" in line)
+    assert lines[place + 1].endswith("8: shares = net(torch.randn(8, 4)).softmax(1)")

@@ -19,12 +19,13 @@ from kedge.program.ending import ended_before
 from kedge.report.apart import apart_in_short
 from kedge.report.head import lost_ranks
 from kedge.report.positions import last_positions
+from kedge.report.program_line import ProgramLine
 from kedge.report.verdict import advice, not_watched, tally, verdict
 from kedge.repro.kept.kept_pass import kept_in, place_of
 from kedge.rules.judgement import Judgement, judge
 from kedge.rules.project_config import configured_rules
 from kedge.short_text import counted, listed, percent, seconds
-from kedge.shown_text import typed
+from kedge.shown_text import typed, visible
 from kedge.stderr import Shield
 from kedge.store.reading.json_files import read_manifest, read_ranks
 from kedge.store.recording import Recording
@@ -165,6 +166,7 @@ def _judged(name: str, place: Path, folder: Path | None, end: EndClock) -> list[
     if len(recording.ranks) > 1:  # the error of a single process has just been printed
         lines += last_positions(recording)
     lines.append(in_short(judgement))
+    lines += _line_at_fault(judgement)
     if judgement.left:
         ran = f"{judgement.rules} of {counted(judgement.rules + judgement.left, 'rule')}"
         lines.append(
@@ -176,6 +178,15 @@ def _judged(name: str, place: Path, folder: Path | None, end: EndClock) -> list[
         if apart:
             lines.append(apart)
     return lines
+
+
+def _line_at_fault(judgement: Judgement) -> Iterator[str]:
+    """Yield the line of the program that has the fault of the first finding, if it is known."""
+    if not judgement.findings or judgement.findings[0].severity == "info":
+        return
+    source = judgement.findings[0].evidence.culprit()
+    if source is not None and source.text:
+        yield visible(f"{ProgramLine(source).place}: {source.text}")
 
 
 def in_short(judgement: Judgement) -> str:

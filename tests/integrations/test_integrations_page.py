@@ -32,8 +32,8 @@ HOSTS = {
 
 
 def test_the_page_has_a_program_for_each_host():
-    """No program of the page is left out here, but for the plain loop, which runs with the other pages' examples, and a cell."""
-    assert set(PROGRAMS) - set(HOSTS) == {"A plain loop", "Notebooks"}
+    """No program of the page is left out here, but for the plain loop and logged values, which run with the other pages' examples, and a cell."""
+    assert set(PROGRAMS) - set(HOSTS) == {"A plain loop", "Logged values", "Notebooks"}
     assert set(HOSTS) <= set(PROGRAMS)
 
 

@@ -43,7 +43,7 @@ __all__ = [name for names in _HOME.values() for name in names]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "errors"})
 
 
 def __getattr__(name: str) -> Any:

@@ -53,7 +53,7 @@ def test_the_root_gives_few_names():
 
 def test_completion_offers_every_name_of_the_root():
     """Also those that are loaded late."""
-    assert {*kedge.__all__, "__version__"} <= {*dir(kedge)}
+    assert {*kedge.__all__, "__version__", "errors"} <= {*dir(kedge)}
 
 
 @pytest.mark.parametrize("name", ["hook", "session", "extract", "record", "measure"])

@@ -234,3 +234,14 @@ def test_no_two_leaves_have_one_name(value: dict[Any, Any], names: list[str]) ->
     for name, tensor in found:
         changed = leaves.find(leaves.put(whole, {name: tensor + 10}))
         assert [int(t) - 10 * (n == name) for n, t in changed] == [int(t) for _, t in found]
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_memory_that_was_freed_is_noticed(layout: torch.memory_format) -> None:
+    """All of it, or only that of the last element: reading it would end the process."""
+    value = torch.ones(2, 3, 4, 5).contiguous(memory_format=layout)
+    end, none = value[1:, :, 3], value[:0]
+    assert all(map(leaves.has_memory, (value, end, none)))
+    for left in (value.nbytes - value.itemsize, 0):
+        value.untyped_storage().resize_(left)
+        assert [*map(leaves.has_memory, (value, end, none))] == [False, False, True]

@@ -152,7 +152,7 @@ class SaveRecorder:
         number = self._draft(value, self.calls.innermost)
         held = RecordedReference(value, number, self)
         if place.recompute:  # of a reentrant checkpoint
-            self._learn(number, origin="recomputed", movable=False)
+            self._learn(number, origin="recomputed")
         self.timeline.saved(number)
         return held
 
@@ -175,9 +175,7 @@ class SaveRecorder:
         if not place.recompute or not self._known.isdisjoint(self._storages.of(value)):
             return
         number = self._draft(value, self.calls.innermost, rebuild=False)
-        self._learn(
-            number, node="checkpoint", field="recomputed", origin="recomputed", movable=False
-        )
+        self._learn(number, node="checkpoint", field="recomputed", origin="recomputed")
         self.timeline.saved(number)
         for part in parts(value)[:1]:
             weakref.finalize(part.untyped_storage(), self.timeline.released, number).atexit = False

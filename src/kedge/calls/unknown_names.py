@@ -28,7 +28,6 @@ _MEANT = {
     "graph": "the autograd graph is drawn by kedge.figures.graph(lambda: model(x), model)",
     "heatmap": _DRAW,
     "isnan": _NAN,
-    "integratedgradients": "it is a mean over kedge.recipes.gradient; docs/how-to/attribution.md has it",
     "load": _READ,
     "memory": _MEMORY,
     "monitor": 'a training is watched by: with kedge.watch("run.kedge"): train()',
@@ -51,7 +50,7 @@ _MEANT = {
     "show": _DRAW,
     "statistics": _MEASURE,
     "stats": _MEASURE,
-    "summary": "print(kedge.sites(model)) lists the places of a model",
+    "summary": "print(kedge.sites(model, x)) lists what each module takes",
     "trace": _KEEP,
 }
 

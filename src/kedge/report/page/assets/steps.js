@@ -2,8 +2,8 @@
 
 // A spike that shares a pixel would be lost.
 const LEAST_COLUMN = 2;
-// What was measured in a column has so many pixels, if there are as many before the next column.
-const LEAST_MEASURED = 8;
+// What was measured in a column has so many pixels, and half of its column at most; a narrower column has no room for a gap.
+const [LEAST_MEASURED, LEAST_GAPPED] = [8, 4];
 
 // The step after a column: that of the next one, or the end of the run.
 function after({ first, last, width, columns }, column) {
@@ -35,7 +35,8 @@ export function measuredEnds(recording, edges) {
   return Array.from({ length: width }, (_, column) => {
     const room = edges[column + 1] - edges[column];
     const share = shareOf(recording, last[column] + 1, column);
-    return edges[column] + Math.min(room, Math.max(share * room, LEAST_MEASURED));
+    const least = room < LEAST_GAPPED ? room : Math.min(LEAST_MEASURED, room / 2);
+    return edges[column] + Math.max(Math.min(share, 1) * room, least);
   });
 }
 

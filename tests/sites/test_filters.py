@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kedge.errors import NoSuchSite, SelectorError
-from kedge.sites.filters import SiteFilter, chosen_sites, nearest, widened
+from kedge.errors import NoSuchKind, NoSuchSite, SelectorError
+from kedge.sites.filters import SiteFilter, check_watched, chosen_sites, nearest, widened
 from kedge.sites.language import parse
 from kedge.store.recording import Recording
 
@@ -107,3 +107,19 @@ def test_sites_are_chosen_in_the_order_of_the_recording() -> None:
     assert chosen_sites("mlp#1, attn:out", SITES) == (SITES[0], SITES[5])
     with pytest.raises(NoSuchSite, match='"atn" selects nothing in this recording'):
         chosen_sites("mlp, atn", SITES)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("fc, fc:out[0]", "one leaf or one call alone"),
+        ("fc, fc#1", "one leaf or one call alone"),
+        ("fc, fc:saved", ":saved"),
+        ("fc, fc/add", 'the operation "add"'),
+    ],
+)
+def test_what_a_watch_does_not_record_is_refused(text: str, part: str) -> None:
+    """Each leaf, call, operation or kind that only hooks have, with the hook that has it."""
+    check_watched("fc, fc:out, !**.weight:param")
+    with pytest.raises(NoSuchKind, match=f"does not record {part}; .*use a hook: kedge.hook"):
+        check_watched(text)

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kedge.offload.account.tensors import SavedTensors
 from kedge.offload.saved_tensors import saved
+from kedge.store.saved_tables import WORDS
 from tests.marks import DEVICE, needs_device
 
 
@@ -388,3 +389,16 @@ def test_it_is_printed_as_tables() -> None:
     assert next(line for line in text if line.startswith("a<b")).split()[1:4] == ["1", "160", "kB"]
     assert any('return self.get_submodule("a<b")(x).tanh()' in line for line in text)
     assert ">a&lt;b</td>" in account._repr_html_()
+
+
+def test_lines_of_the_program_are_printed_from_one_column_on() -> None:
+    """Figures end in line with each other, words begin so: they are of many lengths."""
+    model = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 4), nn.Tanh())
+    printed = str(saved(model, backward=True)(torch.randn(2, 4))).splitlines()
+    tables = [at for at, line in enumerate(printed) if line.endswith(WORDS)]
+    assert tables
+    for at in tables:
+        start = printed[at].rindex(WORDS)
+        rows = [line for line in printed[at + 1 : at + 3] if len(line) > start]
+        assert rows
+        assert all(line[start - 2 : start] == "  " and line[start] != " " for line in rows)

@@ -210,3 +210,27 @@ def test_modules_in_torchscript_have_no_row() -> None:
     with pytest.raises(WrongCall, match="TorchScript"):
         kedge.sites(scripted, torch.randn(3, 4))
     assert kedge.saved(scripted)(torch.randn(3, 4)).total.bytes > 0
+
+
+class Cache:
+    """What a model has seen, in an object, as a cache of keys and values."""
+
+    def __init__(self) -> None:
+        self.layers = [torch.ones(1, 4)]
+
+
+class Cached(nn.Module):
+    """A model whose cache grows with each call."""
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        """Return all that was seen."""
+        cache.layers[0] = torch.cat([cache.layers[0], x])
+        return cache.layers[0]
+
+
+def test_objects_among_the_arguments_are_put_back() -> None:
+    """Each call finds the same content, and so does the program afterwards."""
+    cache = Cache()
+    costs = kedge.sites(Cached(), torch.ones(2, 4), cache=cache)
+    assert costs[""].outputs == ((3, 4),)
+    assert len(cache.layers[0]) == 1

@@ -26,6 +26,7 @@ from kedge.examination.model_inputs import ModelInputs
 from kedge.hooks.placing.call_brackets import bracket
 from kedge.hooks.placing.module_calls import OpenCalls
 from kedge.offload.plan.timing import TimingClock, clock_of
+from kedge.offload.recompute import past
 from kedge.offload.recompute.state import StateToPutBack
 from kedge.offload.saved_tensors import saved
 from kedge.short_text import sized, thousands
@@ -201,6 +202,8 @@ def costs_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     inputs = ModelInputs.of_call(model, args, kwargs)
     state = StateToPutBack(model)
     numbers = RandomNumbers()
+    notes = past.PastNotes(objects=past.EVERY_DEPTH, held=True)
+    objects = [notes.note(each) for each in (*args, *kwargs.values())]  # such as a cache of keys
 
     def call(target: Callable[..., Any] = model) -> Any:
         given = inputs.apart()
@@ -209,6 +212,8 @@ def costs_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         finally:
             numbers.restore()
             state.put_back()
+            for noted in objects:
+                past.put_back(noted, None)
 
     kept = {sums.path: sums.bytes for sums in call(saved(model)).by_module(inner=True)}
     with torch.inference_mode(mode=False), torch.enable_grad():

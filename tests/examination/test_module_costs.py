@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import kedge
-from kedge.errors import KedgeError
+from kedge.errors import KedgeError, WrongCall
 from kedge.examination.module_costs import ModelCosts
 from tests.hook_tables import hook_tables
 
@@ -126,3 +126,111 @@ def test_arguments_that_do_not_fit_are_explained() -> None:
 def test_a_keyword_is_an_argument_of_the_model() -> None:
     """Whatever its name."""
     assert kedge.sites(nn.Linear(3, 2), input=torch.ones(1, 3))[""].multiply_adds == 6
+
+
+def test_a_graph_of_before_can_still_be_run_backward() -> None:
+    """Running statistics are put back without a change that autograd would count."""
+    model, x = Net(), torch.randn(2, 3, 4, 4)
+    loss = model(x).sum()
+    kedge.sites(model, x)
+    loss.backward()
+    assert model.conv.weight.grad is not None
+
+
+class Moody(nn.Module):
+    """A model that skips layers at random, takes what it needs out of its batch, and changes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
+        self.seen: list[int] = []
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Map [n, 4] to [n, 4]."""
+        x = batch.pop("x").add_(1)
+        self.seen.append(len(self.seen))
+        if len(self.seen) > 1:
+            raise ValueError("called again")
+        for layer in self.layers:
+            if random.random() < 0.5:
+                x = layer(x)
+        return x
+
+
+def test_all_calls_begin_alike() -> None:
+    """With the same random numbers, attributes and arguments, and these are left alone."""
+    model, x = Moody(), torch.zeros(3, 4)
+    batch = {"x": x}
+    random.seed(0)
+    costs = kedge.sites(model, batch)
+    random.seed(0)
+    called = [f"layers.{i}" for i in range(8) if random.random() < 0.5]
+
+    assert [row.path for row in costs] == ["", *called]
+    assert all(row.forward > 0 for row in costs)
+    assert batch["x"] is x
+    assert not x.any()
+    assert not model.seen
+
+
+class Late(nn.Module):
+    """A model that makes a layer and a parameter in its first call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [n, 4] to [n, 4]."""
+        if not hasattr(self, "layer"):
+            self.layer = nn.Linear(4, 4)
+            self.scale = nn.Parameter(torch.ones(4))
+        return self.layer(x) * self.scale
+
+
+def test_modules_made_in_a_call_are_taken_away_with_its_parameters() -> None:
+    """Else the model would have one without the other."""
+    model = Late()
+    kedge.sites(model, torch.ones(2, 4))
+    assert not list(model.children())
+    model(torch.ones(2, 4))
+
+
+def test_a_lazy_module_stays_what_its_first_call_made_it() -> None:
+    """With its parameters, buffers and attributes."""
+    model = nn.Sequential(nn.LazyLinear(5), nn.LazyBatchNorm1d())
+    assert kedge.sites(model, torch.randn(4, 3))["0"].parameters == 20
+    assert type(model[0]) is nn.Linear
+    assert (model[0].in_features, model[1].num_features) == (3, 5)
+
+
+def test_modules_in_torchscript_have_no_row() -> None:
+    """They run without hooks; a model that is one is refused."""
+    scripted = torch.jit.script(nn.BatchNorm1d(4))
+    model = nn.Sequential(nn.Linear(4, 4), scripted)
+    costs = kedge.sites(model, torch.randn(3, 4))
+    assert [row.path for row in costs] == ["", "0"]
+    assert int(scripted.num_batches_tracked) == 0
+    with pytest.raises(WrongCall, match="TorchScript"):
+        kedge.sites(scripted, torch.randn(3, 4))
+    assert kedge.saved(scripted)(torch.randn(3, 4)).total.bytes > 0
+
+
+class Cache:
+    """What a model has seen, in an object, as a cache of keys and values."""
+
+    def __init__(self) -> None:
+        self.layers = [torch.ones(1, 4)]
+
+
+class Cached(nn.Module):
+    """A model whose cache grows with each call."""
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        """Return all that was seen."""
+        cache.layers[0] = torch.cat([cache.layers[0], x])
+        return cache.layers[0]
+
+
+def test_objects_among_the_arguments_are_put_back() -> None:
+    """Each call finds the same content, and so does the program afterwards."""
+    cache = Cache()
+    costs = kedge.sites(Cached(), torch.ones(2, 4), cache=cache)
+    assert costs[""].outputs == ((3, 4),)
+    assert len(cache.layers[0]) == 1

@@ -115,3 +115,20 @@ def test_what_does_not_fit_is_refused() -> None:
         integrated_gradients(model, 1, baseline=torch.zeros(5))(x)
     with pytest.raises(AttributionError, match="nothing to integrate along"):
         integrated_gradients(nn.Embedding(3, 2), 1)(torch.tensor([0, 1]))
+
+
+class Masked(nn.Module):
+    """A model with an input that has no gradient beside the one that has."""
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Keep the features at the given places."""
+        return batch["x"] * batch["keep"]
+
+
+def test_inputs_of_whole_numbers_stay_as_they_are() -> None:
+    """The way is that of the other one, and a baseline with a gradient is only a place."""
+    batch = {"x": torch.ones(2, 3), "keep": torch.tensor([[0, 1, 1], [1, 0, 0]])}
+    baseline = torch.zeros(3, requires_grad=True)
+    found = integrated_gradients(Masked(), target=1, baseline=baseline, at_once=3)(batch)
+    assert_same_bits(found.round(decimals=4), torch.tensor([[0.0, 1, 0], [0, 0, 0]]))
+    assert not found.requires_grad

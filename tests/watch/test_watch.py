@@ -166,6 +166,7 @@ def test_a_lazy_model_is_watched_with_the_parameters_it_gets() -> None:
     log = watch(program, every=1)
     assert {"0.weight:param.grad", "0.weight:param", "0.weight:update"} <= set(log.texts())
     assert {e["type"] for e in log.entries if e.get("owner", e["path"]) == "0"} == {"Linear"}
+    assert [root["parameters"] for root in log.roots] == [16]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -3,8 +3,9 @@
 # Note [Three kinds of calls]
 Counting operations and recording saved tensors makes a call slower, so each has a call of its own,
 and the time is that of further calls, in which a hook at the beginning and at the end of each
-module reads a clock. All figures of a module include the modules inside it. A module that is called
-several times has the sums of its calls, and the shapes of the first one.
+module reads a clock. All of them begin alike: with the same random numbers, the same attributes of
+the modules, and copies of the arguments. All figures of a module include the modules inside it. A
+module that is called several times has the sums of its calls, and the shapes of the first one.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from kedge import notebook
+from kedge.errors import WrongCall
+from kedge.examination.model_inputs import ModelInputs
 from kedge.hooks.placing.call_brackets import bracket
 from kedge.hooks.placing.module_calls import OpenCalls
 from kedge.offload.plan.timing import TimingClock, clock_of
+from kedge.offload.recompute import past
 from kedge.offload.recompute.state import StateToPutBack
 from kedge.offload.saved_tensors import saved
 from kedge.short_text import sized, thousands
@@ -32,6 +36,7 @@ from kedge.sites.select import ModelLayout, runs
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.module_tables import parameters_in
 from kedge.torch_internals.random_numbers import RandomNumbers
+from kedge.torch_internals.torchscript import takes_hooks
 
 _TIMED = 5
 """The calls that are timed; the median counts."""
@@ -177,27 +182,43 @@ def costs_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         model: The model.
         args: Its arguments by position.
         kwargs: Those by name.
+
+    Raises:
+        WrongCall: The model is in TorchScript.
     """
     model = dynamo.unwrap(model)
+    if not takes_hooks(model):
+        raise WrongCall(
+            "kedge.sites(model, x): this model is in TorchScript, which runs it without Python and "
+            "so without hooks; give the model that torch.jit.script or torch.jit.trace took"
+        )
     layout = ModelLayout(model)
     modules = {
         path: module
         for path, module in layout.modules.items()
-        if layout.first[id(module)] == path and runs(module)
+        if layout.first[id(module)] == path and runs(module) and takes_hooks(module)
     }
 
+    inputs = ModelInputs.of_call(model, args, kwargs)
     state = StateToPutBack(model)
     numbers = RandomNumbers()
-    try:
-        kept = {
-            sums.path: sums.bytes for sums in saved(model)(*args, **kwargs).by_module(inner=True)
-        }
-        with torch.inference_mode(mode=False), torch.enable_grad():
-            seen = _counted(model, modules, args, kwargs)
-            times = _timed(model, modules, args, kwargs)
-    finally:
-        numbers.restore()
-        state.put_back()
+    notes = past.PastNotes(objects=past.EVERY_DEPTH, held=True)
+    objects = [notes.note(each) for each in (*args, *kwargs.values())]  # such as a cache of keys
+
+    def call(target: Callable[..., Any] = model) -> Any:
+        given = inputs.apart()
+        try:
+            return target(*given.args, **given.kwargs)
+        finally:
+            numbers.restore()
+            state.put_back()
+            for noted in objects:
+                past.put_back(noted, None)
+
+    kept = {sums.path: sums.bytes for sums in call(saved(model)).by_module(inner=True)}
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        seen = _counted(call, modules)
+        times = _timed(call, modules, clock_of(_device_of(model)))
 
     rows = []
     for path, module in modules.items():
@@ -213,15 +234,18 @@ def costs_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             outputs=seen[path].outputs,
             multiply_adds=seen[path].operations // 2,
             saved=kept.get(path, 0),
-            forward=times[path],
+            forward=times.get(path, 0.0),  # not all models are alike in each call
         )
         rows.append(row)
     return ModelCosts(tuple(rows))
 
 
-def _counted(
-    model: nn.Module, modules: dict[str, nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, _Seen]:
+def _device_of(model: nn.Module) -> torch.device:
+    param = next(iter(parameters_in(model).values()), None)
+    return torch.device("cpu") if param is None else param.device
+
+
+def _counted(call: Callable[[], Any], modules: dict[str, nn.Module]) -> dict[str, _Seen]:
     """Make a call; returns the calls, shapes and floating-point operations of each module."""
     counter = FlopCounterMode(display=False)
     seen: dict[str, _Seen] = {}
@@ -236,17 +260,14 @@ def _counted(
     with ExitStack() as stack:
         _follow(stack, modules, counter.get_total_flops, ended)
         stack.enter_context(counter)
-        model(*args, **kwargs)
+        call()
     return seen
 
 
 def _timed(
-    model: nn.Module, modules: dict[str, nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]
+    call: Callable[[], Any], modules: dict[str, nn.Module], clock: TimingClock
 ) -> dict[str, float]:
     """Make some calls; returns the seconds of each module."""
-    param = next(iter(parameters_in(model).values()), None)
-    device = torch.device("cpu") if param is None else param.device
-    clock: TimingClock = clock_of(device)
     spans: list[tuple[str, Any, Any]] = []
     times: dict[str, list[float]] = {}
 
@@ -257,7 +278,7 @@ def _timed(
         _follow(stack, modules, clock.mark, ended)
         for _ in range(_TIMED):
             spans.clear()
-            model(*args, **kwargs)
+            call()
             sums: dict[str, float] = {}
             for path, begun, end in spans:
                 sums[path] = sums.get(path, 0.0) + clock.between(begun, end)

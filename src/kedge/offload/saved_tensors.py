@@ -10,6 +10,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from kedge.calls.arguments import OF_THE_LOSS, called_as, described, noted_arguments, noting
 from kedge.calls.not_a_block import NotABlock
@@ -278,7 +279,7 @@ def _as_before(model: nn.Module) -> Iterator[None]:
     values: dict[int, tuple[Tensor, Tensor]] = {}
     for _, own in buffers:
         for buffer in own.values():
-            if buffer is not None:
+            if buffer is not None and not is_lazy(buffer):
                 values[id(buffer)] = buffer, buffer.detach().clone()
     try:
         with same_random_numbers():

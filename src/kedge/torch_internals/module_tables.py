@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from kedge.torch_internals.corners import lacks
@@ -188,8 +189,12 @@ def empty_entries(module: nn.Module) -> list[str]:
 
 def put_back(module: nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
     """Restore the buffers of a module, and remove all others."""
-    if _hidden:
-        for name in own_buffers(module).keys() - buffers.keys():
+    present = dict(own_buffers(module))
+    is_same = present.keys() == buffers.keys()
+    if is_same and all(held is buffers[name] for name, held in present.items()):
+        return
+    if _hidden or isinstance(module, torch.jit.ScriptModule):
+        for name in present.keys() - buffers.keys():
             delattr(module, name)
         for name, buffer in buffers.items():
             setattr(module, name, buffer)

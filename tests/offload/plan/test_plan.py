@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -457,6 +458,51 @@ def test_larger_shapes_are_learned_anew():
     step(learner, larger)
     assert step(learner, larger) == [Choice.REBUILD, Choice.KEEP]
     assert learner.plan.table.nbytes == 280
+
+
+def test_steps_that_take_turns_have_one_plan():
+    """It is made of the step that has more, whichever is timed first, and stays."""
+    short, long = [("a", 100)], [("a", 100), ("b", 100)]
+    for steps in ([short, short, long], [short, long], [long, long, short, short, short]):
+        learner = learner_of(150)
+        plans = []
+        for _ in range(12):
+            for sizes in steps:
+                step(learner, sizes)
+                plans.append(learner.plan)
+        assert all(plan is plans[-1] for plan in plans[-12:])
+        assert plans[-1].table.nbytes == 200
+
+
+def test_what_does_not_come_again_changes_no_plan():
+    """The former one holds again after some timed steps, and the unknown makes it anew some times only."""
+    learner = learner_of(150)
+    usual = [("a", 100), ("b", 100)]
+    for _ in range(3):
+        step(learner, usual)
+    plan = learner.plan
+    anew = 0
+    for _ in range(10):
+        assert step(learner, [*usual, ("c", 100)])[2] is Choice.ALL
+        anew += learner.plan is None
+        for _ in range(6):
+            step(learner, usual)
+        assert learner.plan is plan
+    assert anew == 3
+
+    step(learner, [*usual, ("c", 200)])
+    assert learner.plan is None
+
+
+def test_steps_of_random_parts_have_one_plan_in_the_end():
+    """As those of a program that skips blocks at random."""
+    draw = random.Random(0)
+    learner = learner_of(150)
+    plans = []
+    for _ in range(300):
+        step(learner, [(path, 100) for path in "abcdefgh" if draw.random() < 0.6])
+        plans.append(learner.plan)
+    assert all(plan is plans[-1] is not None for plan in plans[-100:])
 
 
 def test_a_plan_that_cannot_be_carried_out_is_made_anew():

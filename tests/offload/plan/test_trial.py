@@ -20,6 +20,8 @@ from kedge.offload.plan.trial import Trial, has_room
 MB = 10**6
 TENSORS = 4
 LEARNING = 2
+WAITS = 4
+"""Steps that are timed for a tensor that does not come again."""
 TRIED = 13
 """Steps of a trial, with the one that does not count."""
 IN_TURNS = [0, *[TENSORS, 0, 0, TENSORS] * 3]
@@ -137,7 +139,7 @@ def test_without_room_or_promise_nothing_is_tried(
 
 
 def test_other_sizes_in_a_trial_are_learned_first(clock: Clock) -> None:
-    """A larger tensor needs another plan, whose trial begins anew; there are not many."""
+    """A larger tensor needs another plan; if it does not come again, the trial of the former begins anew."""
     learner = Learner(Limit(slowdown=1.05))
     train(learner, clock, LEARNING + 4, lambda _: 0.0)
     learner.choose("layer", 0, 2 * MB)
@@ -145,8 +147,8 @@ def test_other_sizes_in_a_trial_are_learned_first(clock: Clock) -> None:
     learner.turn(OffloadAccount())
 
     assert learner.plan is None
-    chosen = train(learner, clock, 1 + TRIED, lambda _: 0.0)
-    assert [each.count(Choice.KEEP) for each in chosen][1:] == IN_TURNS
+    chosen = train(learner, clock, WAITS + TRIED, lambda _: 0.0)
+    assert [each.count(Choice.KEEP) for each in chosen] == [0] * WAITS + IN_TURNS
 
 
 def test_a_process_that_may_not_take_what_is_free_has_no_room(

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import kedge
 from kedge.offload.engine.policy import Choice
 from kedge.offload.outcomes import OffloadAccount
-from kedge.offload.plan import OffloadPlan
+from kedge.offload.plan import OffloadPlan, learn
 from tests.offload.recompute.programs import Residual, assert_same, run, x_of
 
 ROWS = 2048
@@ -191,3 +191,25 @@ def test_a_call_that_raises_and_other_sizes() -> None:
 
 def _raise(*_: Any) -> None:
     raise ZeroDivisionError
+
+
+class Leafy(Stack):
+    """Blocks with work of their own, whose layers are what may be run again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Save a tensor outside of the layers, too."""
+        for block in self.blocks:
+            x = block(x).sigmoid()
+        return x
+
+
+def test_steps_that_keep_everything_do_not_end_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tensors are saved in them than the plan knows, since nothing is run again."""
+    monkeypatch.setattr(learn, "has_room", lambda *_: True)
+    model = Leafy(2)
+    places = "blocks.*.**"
+    with kedge.offload(model, recompute=places, min_bytes=1024, max_slowdown=100.0) as account:
+        for _ in range(30):
+            step(model)
+    assert plan_of(account).repeats
+    assert plan_of(account).measured is not None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -157,6 +158,34 @@ class Proxy:
         raise RuntimeError("working outside of a request")
 
 
+class Pair(NamedTuple):
+    """Two models with names."""
+
+    left: nn.Module
+    right: nn.Module
+
+
+def named_containers() -> None:
+    """Train models in containers whose items have names."""
+    pair = Pair(net(), net())
+    ordered = OrderedDict(teacher=net())
+    made = defaultdict(net)
+    optimizer = optimizer_of(*pair, ordered["teacher"], made["student"])
+    step(optimizer, *pair, ordered["teacher"], made["student"])
+
+
+def executed_text() -> None:
+    """Execute a text in a namespace of its own, as some notebooks do."""
+    text = """if True:
+        nets = {"one": net(), "two": net()}
+        optimizer = optimizer_of(*nets.values())
+        for each in nets.values():
+            step(optimizer, each)
+    """
+    namespace = {"net": net, "optimizer_of": optimizer_of, "step": step}
+    exec(text, namespace)
+
+
 def odd_objects() -> None:
     """Have variables whose attributes cannot be read, or are no names."""
     proxy = Proxy()
@@ -189,6 +218,13 @@ PROGRAMS: dict[str, tuple[Callable[[], None], list[tuple[str, str]]]] = {
     "items of a list and a dict": (
         containers,
         [(name, name) for name in ("nets.0", "nets.1", "others.critic", "models.3")],
+    ),
+    "items with names": (
+        named_containers,
+        [(name, name) for name in ("pair.left", "pair.right", "ordered.teacher", "made.student")],
+    ),
+    "variables of executed text": (
+        executed_text, [("nets.one", "nets.one"), ("nets.two", "nets.two")],
     ),
     "one name again and again": (
         folds, [("model", ""), ("model_2", "model_2"), ("model_3", "model_3")],

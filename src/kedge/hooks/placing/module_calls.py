@@ -30,7 +30,7 @@ from kedge.torch_internals import dynamo
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.module_calls import calls_around
-from kedge.torch_internals.module_tables import is_replica
+from kedge.torch_internals.module_tables import is_replica, named_modules
 from kedge.torch_internals.own_work import own_work
 from kedge.torch_internals.torchscript import takes_hooks
 
@@ -355,10 +355,9 @@ class ModuleCalls:
             paths: The paths of its modules to follow.
             label: Returns the name of a module, given its path.
         """
+        modules = named_modules(model)
         for path in paths:
-            self.calls.follow(
-                model.get_submodule(path), label(path), outermost=not path, first=True
-            )
+            self.calls.follow(modules[path], label(path), outermost=not path, first=True)
 
     def begin(self, module: nn.Module, path: str) -> None:
         """Begin a call that is already active."""

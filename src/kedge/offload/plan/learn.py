@@ -7,11 +7,18 @@ possible, so that they stay within a limit of memory if that can be reached. Fro
 the plan is in force. A tensor that the plan does not know, or that is larger than planned, is
 treated as in the first step, and the following step is timed again; a smaller one is treated as
 planned. The calls of modules that may be run again are run again in both, and their tensors are not
-seen. A plan that runs one of them only once is followed by another timed step, which shows them.
+seen. Before a plan that runs one of them only once, another timed step shows them.
+
 A tensor that the plan keeps is also treated as in the first step if graphs of earlier
-steps are still alive and hold so much that it would not fit. So a program whose batches differ in
-length soon has a plan for the longest. A plan for a limit of time is tried; see Note [A promise] in
-`kedge.offload.plan.trial`.
+steps are still alive and hold so much that it would not fit. A plan for a limit of time is tried;
+see Note [A promise] in `kedge.offload.plan.trial`.
+
+# Note [Steps that differ]
+A new plan is made of a timed step that has all that the former one lacked. If several in a row have
+not, the former one holds again. So a program whose batches differ in length soon has a plan for
+long ones. Where steps differ otherwise, as in a program that skips blocks at random, no plan knows
+all of them: what made the plan anew some times does so no more, unless it is larger than ever, and
+is treated as in the first step.
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import NamedTuple
 
 from kedge.errors import LimitOutOfReach, warn
 from kedge.offload.engine.policy import Choice, Policy
@@ -27,13 +35,29 @@ from kedge.offload.plan.link import measured
 from kedge.offload.plan.measured_step import MeasuredStep, SeenCall
 from kedge.offload.plan.plan import OffloadPlan, PlanToCome, size
 from kedge.offload.plan.solve import solve
-from kedge.offload.plan.tables import CallKey, Limit, Link, TensorKey
+from kedge.offload.plan.tables import CallKey, Limit, Link, StepTable, TensorKey
 from kedge.offload.plan.timing import CallTimes, TimedCodec, TimedStore, Timings, timed_find
 from kedge.offload.plan.trial import MARGIN, MeasuredSlowdown, Trial, has_room
 from kedge.offload.stores.store import Store
 
 _TRIALS = 8
 """Most trials that are begun: of programs whose batches differ, few come to an end."""
+_WAITS = 4
+"""The steps that are timed until one of them has what a plan lacked."""
+_MISSES = 3
+"""How often one tensor or call that a plan does not know makes it anew."""
+
+
+class _Miss(NamedTuple):
+    """What plans lacked, so far.
+
+    Attributes:
+        times: How often it made a plan anew.
+        nbytes: The most bytes that it had.
+    """
+
+    times: int = 0
+    nbytes: int = -1
 
 
 class Learner:
@@ -53,7 +77,11 @@ class Learner:
         self._store: Store | None = None
         self._link: Link | None = None
         self._warm = False
-        self._stale = False
+        self._former: OffloadPlan | None = None
+        self._misses: dict[TensorKey | CallKey, _Miss] = {}
+        self._missing: dict[TensorKey | CallKey, int] = {}  # by this plan, with the bytes
+        self._chosen: tuple[TensorKey, int] | None = None
+        self._waited = 0
         self._warned = False
         self._room = math.inf  # for tensors kept by choice, whenever they were saved
         self._beyond = False
@@ -92,11 +120,12 @@ class Learner:
         if self.plan is None:
             self._timings.begin_tensor(key, nbytes)
             return Choice.ALL
-        if self._keeps_all and key.call is not None and key.call not in self._once:
-            return Choice.KEEP  # the plan does not know the tensors of a call that is run again
+        if self._keeps_all and self.plan.repeats:
+            return Choice.KEEP  # where no call is run again, other tensors are saved than planned
+        self._chosen = key, nbytes
         choice, known = self.plan.choices.get(key, (Choice.ALL, 0))
         if nbytes > known:
-            self._stale = True
+            self._miss(key, nbytes)
             return Choice.ALL
         if self._keeps_all:
             return Choice.KEEP
@@ -110,8 +139,8 @@ class Learner:
         nth = self._calls[path]
         self._calls[path] = nth + 1
         key = CallKey(path, nth)
-        if self.plan is not None and key not in self._seen:
-            self._stale = True
+        if key not in self._seen:
+            self._miss(key, 0)
         again = key not in self._once and not self._keeps_all
         return CallTimes(key, self._timings, again=again)
 
@@ -126,8 +155,8 @@ class Learner:
             self._timings.end_tensor(outcome.group)
             return
         unplanned = outcome.group == "kept" and outcome.name != "planned"
-        if self.plan is not None and unplanned and not self._beyond:
-            self._stale = True  # the plan rebuilds or moves it, and that is not possible any more
+        if self._chosen is not None and unplanned and not self._beyond:
+            self._miss(*self._chosen)  # what is planned for it is not possible any more
 
     def turn(self, account: OffloadAccount) -> None:
         """End a step: plan, learn or keep the plan."""
@@ -139,7 +168,8 @@ class Learner:
         elif not self._warm:
             self._warm = True
             self._learn()
-        elif self._stale:
+        elif self._missing:
+            self._waited = 0
             self._learn()
         elif self._trial is not None:
             self._trial.turn()
@@ -152,10 +182,25 @@ class Learner:
         """The plan in force, or what prints that there is none yet."""
         return self.plan or PlanToCome(self.limit)
 
+    def _miss(self, key: TensorKey | CallKey, nbytes: int) -> None:
+        """Note what the plan does not know; see Note [Steps that differ]."""
+        if self.plan is None:
+            return
+        known = self._misses.get(key, _Miss())
+        if key not in self._missing and (known.times < _MISSES or nbytes > known.nbytes):
+            self._misses[key] = _Miss(known.times + 1, max(nbytes, known.nbytes))
+            self._missing[key] = nbytes
+
     def _learn(self) -> None:
-        self.plan = self._trial = None
-        self._stale = False
+        self._former = self.plan or self._former
+        self.plan = self._trial = self._chosen = None
         self._timings.begin_step()
+
+    def _lacks(self, table: StepTable) -> bool:
+        """Whether a timed step has not all that the former plan lacked."""
+        sizes: dict[TensorKey | CallKey, int] = {call.key: 0 for call in table.calls}
+        sizes.update((each.key, each.nbytes) for each in table.candidates)
+        return any(sizes.get(key, -1) < nbytes for key, nbytes in self._missing.items())
 
     def _plan(self) -> None:
         timings = self._timings
@@ -170,8 +215,19 @@ class Learner:
 
         table = MeasuredStep(timings, ended).table(self._link, self._seen)
         timings.end_step()
+        if self._lacks(table) and self._former is not None:
+            self._waited += 1
+            if self._waited < _WAITS:
+                self._learn()
+                return
+            self._missing.clear()
+            self._adopt(self._former)
+            return
+        self._missing.clear()
         plan = solve(table, self.limit, self._freed)
         self._adopt(plan)
+        if self.plan is None:
+            return
 
         self._room = math.inf
         if plan.feasible and self.limit.memory is not None:
@@ -191,12 +247,17 @@ class Learner:
             )
 
     def _adopt(self, plan: OffloadPlan) -> None:
-        """Put a plan in force; one for a limit of time is tried if there is room."""
-        self.plan = plan
-        self._trial = None
+        """Put a plan in force; one for a limit of time is tried if there is room.
+
+        First, calls that it runs only once are seen in another timed step.
+        """
         self._once = plan.once
         if not plan.is_known:
-            self._stale = True
+            self._learn()
+            return
+        self.plan = plan
+        self._trial = None
+        if plan.measured is not None:
             return
         if self.limit.slowdown is None or not plan.freed or not self._trials:
             return

@@ -75,7 +75,12 @@ class OffloadPlan:
                 found.add(key)
         return frozenset(found)
 
-    @property
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether it runs calls again."""
+        return any(one.choice is Choice.RECOMPUTE for one in self.treatments)
+
+    @cached_property
     def is_known(self) -> bool:
         """Whether it treats no lump as tensors that are kept: see Note [Calls] in `measured_step`."""
         pairs = zip(self.table.candidates, self.treatments, strict=True)

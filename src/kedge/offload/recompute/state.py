@@ -33,7 +33,14 @@ from kedge.errors import RecomputedWrong
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.offload.recompute import past
 from kedge.torch_internals.hook_tables import after_forward, before_forward
-from kedge.torch_internals.module_tables import modules_in, own_buffers, own_parameters, put_back
+from kedge.torch_internals.kernels import keeping_versions
+from kedge.torch_internals.module_tables import (
+    modules_in,
+    own_buffers,
+    own_children,
+    own_parameters,
+    put_back,
+)
 from kedge.torch_internals.random_state import RandomState
 from kedge.torch_internals.tensors import have_same_bits, version_of
 
@@ -231,7 +238,8 @@ class StateToPutBack:
             if held.grad_fn is not None:  # it was written to with what has a graph
                 held.detach_()
             if not have_same_bits(held, before):
-                with torch.no_grad():
+                # A graph of before the calls may have saved it.
+                with torch.no_grad(), keeping_versions((held,)):
                     held.copy_(before)
 
 
@@ -268,7 +276,7 @@ class FixedTensor:
 
 
 class OwnState:
-    """The state of one module without those inside: parameters, buffers, and all other attributes.
+    """The state of one module without those inside: its tables, and all other attributes.
 
     Args:
         module: The module.
@@ -278,10 +286,20 @@ class OwnState:
         parameters: Its parameters, by name.
     """
 
-    __slots__ = ("_attributes", "_buffers", "_generators", "_module", "parameters")
+    __slots__ = (
+        "_attributes",
+        "_buffers",
+        "_children",
+        "_generators",
+        "_module",
+        "_type",
+        "parameters",
+    )
 
     def __init__(self, module: nn.Module, notes: past.PastNotes) -> None:
         self._module = module
+        self._type = type(module)
+        self._children = dict(own_children(module))
         self.parameters = dict(own_parameters(module))
         self._buffers = dict(own_buffers(module))
         self._attributes: dict[str, Any] = {}
@@ -303,15 +321,23 @@ class OwnState:
                     yield name, held.alias
 
     def restore(self, copies: Mapping[int, Tensor]) -> None:
-        """Give the module this state again, with copies in place of some tensors, by their ids."""
+        """Give the module this state again, with copies in place of some tensors, by their ids.
+
+        A lazy module has become another one by its first call, and stays it.
+        """
         module = self._module
+        if type(module) is not self._type:
+            return
         buffers = {name: copies.get(id(held), held) for name, held in self._buffers.items()}
-        if not past.are_same(own_buffers(module), buffers):
-            put_back(module, buffers)
-        parameters: Any = own_parameters(module)
-        if not past.are_same(parameters, self.parameters):
-            parameters.clear()
-            parameters.update(self.parameters)
+        put_back(module, buffers)
+        tables: tuple[tuple[Any, dict[str, Any]], ...] = (
+            (own_parameters(module), self.parameters),
+            (own_children(module), self._children),
+        )
+        for table, before in tables:
+            if not past.are_same(dict(table), before):
+                table.clear()
+                table.update(before)
 
         own = vars(module)
         for name in own.keys() - self._attributes.keys() - _OF_MODULE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -112,17 +113,22 @@ class OverCopies:
         changed: dict[str, Tensor] = {}
         names: dict[str, str] = {}
 
+        def is_changed(value: Tensor) -> bool:
+            return value.is_floating_point() and value.dim() > 0
+
         def keep(value: Tensor, event: Event) -> None:
-            if value.is_floating_point() and value.dim():
+            if is_changed(value):
                 changed[name_of(event)] = value.detach().clone()
+
+        def find(text: str, value: Tensor, event: Event) -> None:
+            if is_changed(value):
+                names[text] = name_of(event)
 
         model = self.attribution.model
         with preserved_state(model), torch.no_grad(), session() as s:
             s.hook(model, self.where, keep)
             for text in self._places():
-                s.hook(
-                    model, text, lambda _, event, text=text: names.update({text: name_of(event)})
-                )
+                s.hook(model, text, partial(find, text))
             with noted_arguments(model, args, kwargs):
                 output = model(*args, **kwargs)
             s.end(quiet=True)

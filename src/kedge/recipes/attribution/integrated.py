@@ -54,7 +54,7 @@ class StraightWay:
         Raises:
             AttributionError: It does not fit.
         """
-        baseline = torch.as_tensor(self.baseline, dtype=value.dtype, device=value.device)
+        baseline = torch.as_tensor(self.baseline, dtype=value.dtype, device=value.device).detach()
         try:
             return baseline.expand_as(value)
         except RuntimeError as error:

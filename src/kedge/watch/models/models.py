@@ -110,8 +110,7 @@ class Models:
 
     def _attach(self, module: nn.Module, root: RootModule, fresh: Mapping[str, nn.Module]) -> None:
         with root.hooks.attaching(self.session, module, root.prefix):
-            params = parameters_in(module).values()
-            root.parameters = sum(param.numel() for param in params if not is_lazy(param))
+            root.parameters = _numbers_in(module)
             root.modules = module_tree(module, root.label)
             if not root.hooks.follows:
                 self.roots.append(root)
@@ -185,6 +184,7 @@ class Models:
                 continue
             if root in self._lazy:  # a first forward has changed the classes of its modules
                 root.modules = module_tree(module, root.label)
+                root.parameters = _numbers_in(module)
                 for name, inner in modules_in(module).items():
                     if name in root.types:
                         root.types[name] = type(inner).__name__
@@ -236,3 +236,9 @@ _SATURATING: dict[type[nn.Module], Callable[[Any], tuple[str, tuple[float, ...]]
     nn.Hardsigmoid: lambda m: ("between", (0.0, 1.0)),
     nn.ReLU6: lambda m: ("between", (-math.inf, 6.0)),
 }
+
+
+def _numbers_in(module: nn.Module) -> int:
+    """Return how many numbers the parameters of a module have; lazy ones have none yet."""
+    params = parameters_in(module).values()
+    return sum(param.numel() for param in params if not is_lazy(param))

@@ -3,10 +3,10 @@
 # Note [Names of variables]
 A model is named after the variable that holds it where it is first seen: a variable of a function
 that is running, or of its file; a model in a list, tuple or dict there (``nets.0``,
-``models.critic``); or an attribute of an object there, without the object's name (``generator`` for
-``gan.generator``). The program's own functions come before those of installed libraries, so the
-name is ``net`` although the loop of a library calls it ``model``. Of several names the first counts
-in this order:
+``models.critic``), or in a field of a named tuple; or an attribute of an object there, without the
+object's name (``generator`` for ``gan.generator``). The program's own functions come before those
+of installed libraries, so the name is ``net`` although the loop of a library calls it ``model``. Of
+several names the first counts in this order:
 
 1. The outermost function first, and a file's variables before those of its functions: what
    `train(net)` calls ``net`` is ``encoder`` where it was made.
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import FrameType, ModuleType
 from typing import Any
@@ -36,6 +37,7 @@ _LARGEST = 1_000
 """Most items of a list, and most attributes of an object, that are looked at: more are data."""
 _WORD = re.compile(r"[\w-]+")
 _UNNAMED = re.compile(r"__.*__|[_\d]*|self|cls")
+_DICTS = (dict, OrderedDict, defaultdict)
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 Named = Iterator[tuple[str, Any]]
@@ -99,15 +101,17 @@ def _holders(variables: Mapping[str, Any]) -> Named:
 
 
 def _items(name: str, value: Any) -> Named:
-    """Yield the items of a container with their names."""
+    """Yield the items of a container with their names; not those of the variables of executed text."""
     kind = type(value)
     items: Iterable[tuple[Any, Any]] = ()
     if issubclass(kind, _CONTAINERS) and is_readable(value):
         items = own_children(value).items()
-    elif kind in (list, tuple, dict) and len(value) <= _LARGEST:
+    elif kind in (list, tuple) and len(value) <= _LARGEST:
         items = enumerate(value)
-        if kind is dict:
-            items = value.items()
+    elif kind in _DICTS and len(value) <= _LARGEST and "__builtins__" not in value:
+        items = value.items()
+    elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        items = zip(kind._fields, tuple.__iter__(value), strict=False)
     for key, each in list(items):
         if kind in (list, tuple) or (type(key) is str and _WORD.fullmatch(key)):
             yield f"{name}.{key}", each

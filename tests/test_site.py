@@ -254,7 +254,7 @@ def site(tmp_path_factory):
     for folder in ("stylesheets", "javascripts"):
         shutil.copytree(ROOT / "docs" / folder, docs / folder)
     (docs / "pictures").mkdir()
-    for picture in ("anchor.svg", "page-light.png"):
+    for picture in ("anchor.svg", "page-light.png", "page-nan.png"):
         shutil.copy(ROOT / "docs/pictures" / picture, docs / "pictures")
     command = [
         sys.executable,

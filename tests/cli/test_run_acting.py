@@ -59,11 +59,12 @@ def test_stop_ends_the_program_with_3_and_a_whole_recording(
     lines = python(tmp_path, name).stdout.splitlines()
     assert done.returncode == 3
     assert done.stdout.splitlines() == [*lines[:14], "over"]
-    stopped, _, found, kept, _ = done.stderr.splitlines()
+    stopped, _, found, line, kept, _ = done.stderr.splitlines()
     assert re.match(
         r"\[kedge\] stopped before the optimizer's step 13 \(NAN-BORN: .*step 13", stopped
     )
     assert found.startswith("[kedge] 1 error: NAN-BORN at ")
+    assert re.match(r"\[kedge\] \S+:\d+", line)
     assert kept.startswith("[kedge] kept step 13; run one again with: kedge replay")
     recording = Recording.open(tmp_path / "it.kedge")
     assert recording.end is not None

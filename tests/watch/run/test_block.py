@@ -41,20 +41,21 @@ def watch(tmp_path, monkeypatch):
         watched.end()
 
 
-def test_four_lines_are_enough(tmp_path, monkeypatch, capsys):
-    """A block makes a recording, and tells the user what was seen, what was found and what to type next."""
+def test_five_lines_are_enough(tmp_path, monkeypatch, capsys):
+    """A block makes a recording, and tells the user what was seen, what was found, where, and what to type next."""
     monkeypatch.chdir(tmp_path)
     with kedge.watch("run.kedge"):
         train(net(Log()))
 
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert "25 steps" in lines[0]
     assert re.fullmatch(
         r"\[kedge\] 1 error: NAN-BORN at 3:out; \d+ rules could not judge", lines[1]
     )
-    assert lines[2].startswith("[kedge] kept steps 0, 1; run one again with: kedge replay run.")
-    assert lines[3] == "[kedge] see more with: kedge report run.kedge"
+    assert re.fullmatch(r"\[kedge\] \S+:\d+ in Log.forward: return .*log.*", lines[2])
+    assert lines[3].startswith("[kedge] kept steps 0, 1; run one again with: kedge replay run.")
+    assert lines[4] == "[kedge] see more with: kedge report run.kedge"
     assert Recording.open("run.kedge").end.error is None
 
 

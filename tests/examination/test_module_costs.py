@@ -200,6 +200,24 @@ def test_a_lazy_module_stays_what_its_first_call_made_it() -> None:
     assert (model[0].in_features, model[1].num_features) == (3, 5)
 
 
+@pytest.mark.parametrize(
+    "look",
+    [
+        kedge.sites,
+        kedge.examine,
+        kedge.operations,
+        lambda model, x: kedge.saved(model)(x),
+        lambda model, x: kedge.recipes.saliency(model, 1)(x),
+    ],
+    ids=["sites", "examine", "operations", "saved", "saliency"],
+)
+def test_a_first_call_may_give_buffers_their_values(look: Any) -> None:
+    """Those of lazy modules have none to be copied before."""
+    model = nn.Sequential(nn.LazyLinear(5), nn.LazyBatchNorm1d())
+    look(model, torch.randn(4, 3))
+    assert (model[0].in_features, model[1].num_features) == (3, 5)
+
+
 def test_modules_in_torchscript_have_no_row() -> None:
     """They run without hooks; a model that is one is refused."""
     scripted = torch.jit.script(nn.BatchNorm1d(4))

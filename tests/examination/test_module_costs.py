@@ -252,3 +252,26 @@ def test_objects_among_the_arguments_are_put_back() -> None:
     costs = kedge.sites(Cached(), torch.ones(2, 4), cache=cache)
     assert costs[""].outputs == ((3, 4),)
     assert len(cache.layers[0]) == 1
+
+
+class Proxy:
+    """Stands for an object that is not there."""
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        raise RuntimeError("working outside of a request")
+
+
+def test_objects_that_cannot_be_read_are_left_alone() -> None:
+    """Among the arguments, and as attributes of a module, which may also be run again."""
+
+    class Asking(nn.Linear):
+        def forward(self, x: Tensor, request: Any = None) -> Tensor:
+            return super().forward(x).tanh()
+
+    model = nn.Sequential(Asking(64, 64))
+    model[0].request = Proxy()
+    assert len(kedge.sites(model[0], torch.ones(2, 64), Proxy())) == 1
+    with kedge.offload(model, recompute="0") as account:
+        model(torch.ones(512, 64)).sum().backward()
+    assert account.total.repeats == 1

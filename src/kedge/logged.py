@@ -77,8 +77,6 @@ def _pass_on(numbers: Mapping[str, Any]) -> None:
 
 def _number(value: Any) -> Any:
     """Return a number as a float, and a tensor of one element as it is; None for anything else."""
-    if isinstance(value, (float, int)):
-        return float(value)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.numel() == 1 and not value.is_complex():
@@ -88,5 +86,5 @@ def _number(value: Any) -> Any:
         return None
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError):  # an array of several numbers
+    except (TypeError, ValueError, OverflowError):  # an array, or an integer beyond all floats
         return None

@@ -476,3 +476,24 @@ def test_the_last_words_show_the_line_that_has_the_fault(kedge: Kedge, script: S
 
     place = next(i for i, line in enumerate(lines) if "DOUBLE-SOFTMAX at loss" in line)
     assert lines[place + 1].endswith("8: shares = net(torch.randn(8, 4)).softmax(1)")
+
+
+def test_a_long_line_that_has_the_fault_is_cut_in_its_middle(kedge: Kedge, script: Script) -> None:
+    """Such as one that holds data."""
+    program = script(f"""
+        import torch
+        from torch import nn
+
+        net = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(3):
+            shares = net(torch.randn(8 + 0 * sum({list(range(400))}), 4)).softmax(1)
+            nn.functional.cross_entropy(shares, torch.arange(8) % 3).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """)
+    lines = kedge("run", "-o", "run.kedge", program).stderr.splitlines()
+    shown = next(line for line in lines if "softmax(1)" in line)
+    assert shown.endswith("398, 399]), 4)).softmax(1)")
+    assert "…" in shown
+    assert len(shown) < 500

@@ -200,6 +200,24 @@ def test_a_lazy_module_stays_what_its_first_call_made_it() -> None:
     assert (model[0].in_features, model[1].num_features) == (3, 5)
 
 
+@pytest.mark.parametrize(
+    "look",
+    [
+        kedge.sites,
+        kedge.examine,
+        kedge.operations,
+        lambda model, x: kedge.saved(model)(x),
+        lambda model, x: kedge.recipes.saliency(model, 1)(x),
+    ],
+    ids=["sites", "examine", "operations", "saved", "saliency"],
+)
+def test_a_first_call_may_give_buffers_their_values(look: Any) -> None:
+    """Those of lazy modules have none to be copied before."""
+    model = nn.Sequential(nn.LazyLinear(5), nn.LazyBatchNorm1d())
+    look(model, torch.randn(4, 3))
+    assert (model[0].in_features, model[1].num_features) == (3, 5)
+
+
 def test_modules_in_torchscript_have_no_row() -> None:
     """They run without hooks; a model that is one is refused."""
     scripted = torch.jit.script(nn.BatchNorm1d(4))
@@ -234,3 +252,26 @@ def test_objects_among_the_arguments_are_put_back() -> None:
     costs = kedge.sites(Cached(), torch.ones(2, 4), cache=cache)
     assert costs[""].outputs == ((3, 4),)
     assert len(cache.layers[0]) == 1
+
+
+class Proxy:
+    """Stands for an object that is not there."""
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        raise RuntimeError("working outside of a request")
+
+
+def test_objects_that_cannot_be_read_are_left_alone() -> None:
+    """Among the arguments, and as attributes of a module, which may also be run again."""
+
+    class Asking(nn.Linear):
+        def forward(self, x: Tensor, request: Any = None) -> Tensor:
+            return super().forward(x).tanh()
+
+    model = nn.Sequential(Asking(64, 64))
+    model[0].request = Proxy()
+    assert len(kedge.sites(model[0], torch.ones(2, 64), Proxy())) == 1
+    with kedge.offload(model, recompute="0") as account:
+        model(torch.ones(512, 64)).sum().backward()
+    assert account.total.repeats == 1

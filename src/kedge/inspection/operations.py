@@ -12,6 +12,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from kedge import notebook
 from kedge.calls.arguments import called_as, not_a_model, noted_arguments
@@ -250,7 +251,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     before: list[tuple[nn.Module, str, Tensor, Tensor]] = []
     for module in modules_in(model).values():
         for name, buffer in own_buffers(module).items():
-            if buffer is not None:
+            if buffer is not None and not is_lazy(buffer):
                 before.append((module, name, buffer, buffer.detach().clone()))
     with same_random_numbers():
         try:

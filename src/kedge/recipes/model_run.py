@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from kedge.errors import InTrainingMode, warn
 from kedge.flow import Event
@@ -77,7 +78,7 @@ def _gathered(model: nn.Module) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
         if not module.training:
             continue
         for name, buffer in own_buffers(module).items():
-            if buffer is not None:
+            if buffer is not None and not is_lazy(buffer):
                 gathered.append((module, name, buffer, buffer.detach().clone()))
     return gathered
 

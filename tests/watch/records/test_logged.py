@@ -147,6 +147,7 @@ class Refused(nn.Module):
         (np.ones(2), "a value is a number"),
         ("0.5", "a value is a number"),
         (None, "a value is a number"),
+        (10**400, "a value is a number"),
         (torch.ones((), dtype=torch.complex64), "a value is a number"),
         (Refused(), "a value is a number"),
     ],

@@ -236,4 +236,10 @@ def are_same(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
 
 
 def _has_attributes(value: Any) -> bool:
-    return not isinstance(value, _OPAQUE) and hasattr(value, "__dict__")
+    if isinstance(value, _OPAQUE):
+        return False
+    try:
+        own = vars(value)
+    except Exception:  # noqa: BLE001 - it has none, or its class has a property of that name, which fails
+        return False
+    return type(own) is dict

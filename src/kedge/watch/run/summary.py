@@ -24,7 +24,7 @@ from kedge.report.verdict import advice, not_watched, tally, verdict
 from kedge.repro.kept.kept_pass import kept_in, place_of
 from kedge.rules.judgement import Judgement, judge
 from kedge.rules.project_config import configured_rules
-from kedge.short_text import counted, listed, percent, seconds
+from kedge.short_text import counted, listed, percent, seconds, shortened
 from kedge.shown_text import typed, visible
 from kedge.stderr import Shield
 from kedge.store.reading.json_files import read_manifest, read_ranks
@@ -45,6 +45,8 @@ NO_SITE = (
 CHECKING = "checking the recording", "its findings are unknown"
 #: Most rules that the last lines name.
 NAMED_RULES = 3
+#: Most letters of a line of the program.
+LONGEST_LINE = 200
 
 
 def last_words(
@@ -186,7 +188,8 @@ def _line_at_fault(judgement: Judgement) -> Iterator[str]:
         return
     source = judgement.findings[0].evidence.culprit()
     if source is not None and source.text:
-        yield visible(f"{ProgramLine(source).place}: {source.text}")
+        text = shortened(source.text, LONGEST_LINE)
+        yield visible(f"{ProgramLine(source).place}: {text}")
 
 
 def in_short(judgement: Judgement) -> str:

@@ -52,7 +52,7 @@ def sites(model: nn.Module, /, *args: Any, **kwargs: Any) -> Sites | ModelCosts:
     """
     if not args and not kwargs:
         return sites_of(model)
-    if isinstance(args[0] if args else None, str) and args[0] in ModelLayout(model).modules:
+    if args and isinstance(args[0], str) and args[0] in ModelLayout(model).modules:
         raise WrongCall(
             f"kedge.sites(model, {args[0]!r}): what follows the model are the arguments of its call, "
             f'as in kedge.sites(model, x); for the sites of "{args[0]}", '

@@ -166,7 +166,10 @@ class Offloading:
         if model is not None and settings.recompute is not None:
             modules = _modules(model, "recompute", settings.recompute)
             check_can_run_again(model, modules, settings.recompute)
-            self._recomputed = RecomputedModules(modules, self.account, self._engine.plan_call)
+            plan = None
+            if policy.planner is not None:
+                plan = self._engine.plan_call
+            self._recomputed = RecomputedModules(modules, self.account, plan)
 
     def __enter__(self) -> OffloadAccount:
         """Offload the tensors saved on this thread from now on, and on others while they call the model."""

@@ -84,11 +84,10 @@ class Engine:
         self._known.of_model.update(inputs)
         self._steps.begin()
 
-    def plan_call(self, path: str) -> PlannedCall | None:
-        """Return the plan for a call that may be run again, and begins now; None: it is run again."""
+    def plan_call(self, path: str) -> PlannedCall:
+        """Return the planner's plan for a call that may be run again, and begins now."""
         planner = self.policy.planner
-        if planner is None:
-            return None
+        assert planner is not None  # noqa: S101 - only then are calls planned
         steps = self._steps
         if steps.called or steps.step.read:
             self._advance(path, recompute=False)

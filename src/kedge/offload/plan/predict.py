@@ -71,12 +71,13 @@ class Forecast:
 
     def peak(self, outcome: PredictedCost, treatments: Sequence[Treatment]) -> int:
         """Return the most bytes in memory: those that stay, and those on their way; see Note [Peaks]."""
-        most = before = 0
-        for i, treatment in enumerate(treatments):
-            before += treatment.kept
-            if treatment.choice is Choice.RECOMPUTE and i in self._whole:
-                most = max(most, before + self._whole[i])
-        most = max(most, outcome.kept)
+        most = outcome.kept
+        if self._whole:
+            before = 0
+            for i, treatment in enumerate(treatments):
+                before += treatment.kept
+                if treatment.choice is Choice.RECOMPUTE and i in self._whole:
+                    most = max(most, before + self._whole[i])
         if self._link is None:
             return most
         return most + min(self._link.window, outcome.moved)

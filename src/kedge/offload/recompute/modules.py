@@ -114,14 +114,15 @@ class RecomputedModules:
     Args:
         modules: The modules, by their paths.
         account: Counts their calls.
-        plan: Returns what is planned for a call of the module with a path that begins.
+        plan: Returns what is planned for a call of the module with a path that begins; None: all
+            calls are run again.
     """
 
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
         account: OffloadAccount,
-        plan: Callable[[str], PlannedCall | None],
+        plan: Callable[[str], PlannedCall] | None,
     ) -> None:
         self._account = account
         self._plan = plan
@@ -202,7 +203,7 @@ class RecomputedModules:
         Only the outermost of the named modules' calls are planned, and none in a checkpoint of the
         program: a second run of it has to find inside what the first one did.
         """
-        if any(self._thread.open.notes) or is_in_checkpoint():
+        if self._plan is None or any(self._thread.open.notes) or is_in_checkpoint():
             return None
         return self._plan(path)
 

@@ -1,4 +1,4 @@
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -57,6 +57,7 @@ def histograms(buckets: Any, rows: int, /) -> list[bytes]: ...
 
 class Measurer:
     source: int | None
+    measured: int
 
     def use_arrays(
         self,
@@ -94,6 +95,23 @@ class Measurer:
     def take_stream(self, index: int, /) -> bool: ...
     def rows_used(self, index: int, /) -> int: ...
     def take_rows(self, index: int, rows: int, /) -> int: ...
+    def short_way(
+        self,
+        role: int,
+        is_gradient: bool,
+        is_under_jit: Callable[[], bool],
+        long_way: Callable[[Tensor, int, str, int], int | None],
+        /,
+    ) -> Callable[[Tensor, int, str], None]: ...
+    def open_step(
+        self,
+        step: int,
+        what: int = 0,
+        draws: bool = False,
+        forwards: bool = False,
+        gradients: bool = False,
+        /,
+    ) -> None: ...
     def forget(self) -> None: ...
 
 def instruction_sets() -> list[str]: ...

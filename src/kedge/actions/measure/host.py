@@ -89,6 +89,10 @@ class HostTable:
         saturated: See `DevicePart`.
         counts: The numbers of rows and of places of sites in use.
         measurer: Measures values into all of these; None without the compiled part.
+        observe: The measurer's way to measure one value.
+        short_way: Makes functions that measure the values of one site; see Note [The short way] in
+            `measurer.c`.
+        open_step: Lets the values of a step go that way.
         saturating: The saturation of activations, by the number of the site.
         active: See `DevicePart`.
     """
@@ -99,6 +103,12 @@ class HostTable:
         if native.Measurer is not None:
             self.measurer = native.Measurer()
         self.observe: Callable[..., int] = _refuse
+        self.short_way: Callable[..., Callable[[Tensor, int, str], None]] = _only_the_long_way
+        self.open_step: Callable[..., None] = _ignore
+        if self.measurer is not None:
+            self.observe = self.measurer.observe
+            self.short_way = self.measurer.short_way
+            self.open_step = self.measurer.open_step
         self.saturating: dict[int, Saturation] = {}
         self.active: dict[int, bytes] = {}
         self._allocate(_BLOCK)
@@ -126,13 +136,24 @@ class HostTable:
                 self.saturated,
                 self.counts,
             )
-            self.observe = self.measurer.observe
 
     def saturates(self, site: int, saturation: Saturation) -> None:
         """Set how the activation at a site saturates."""
         self.saturating[site] = saturation
         if self.measurer is not None:
             self.measurer.saturates(site, saturation.low, saturation.high)
+
+    def close_step(self) -> None:
+        """Let no value go the short way; see Note [The short way] in `measurer.c`."""
+        self.open_step(-1)
+
+    @property
+    def measured(self) -> int:
+        """How many values went the short way, in all steps."""
+        if self.measurer is None:
+            return 0
+        measured: int = self.measurer.measured
+        return measured
 
     @property
     def used(self) -> int:
@@ -141,6 +162,7 @@ class HostTable:
 
     def make_room(self, count: int) -> int:
         """Ensure room for `count` more rows and places; returns the index of the first free row."""
+        self.close_step()
         used, places = self.counts.tolist()
         while used + count > len(self.rows) or places + count > len(self.sites):
             self._allocate(2 * len(self.rows))
@@ -227,11 +249,13 @@ class HostTable:
 
     def drop(self, sites: Collection[int]) -> None:
         """Discard the measurements at some sites; their rows stay and belong to no site."""
+        self.close_step()
         here = self.sites[: self.counts[1]]
         here[np.isin(here, list(sites))] = -1
 
     def withdraw(self, site: int) -> None:
         """Discard the last measurement at a site; its row stays and belongs to no site."""
+        self.close_step()
         here = self.sites[: self.counts[1]]
         places = np.flatnonzero(here == site)
         here[places[-1:]] = -1
@@ -245,6 +269,7 @@ class HostTable:
 
     def end(self) -> DevicePart:
         """Return the measurements, and reset the table."""
+        self.close_step()
         used, places = self.counts.tolist()
         part = DevicePart(
             self.rows[:used].copy(),
@@ -286,6 +311,22 @@ def _refuse(
     _value: Tensor, _site: int, _role: int, _what: int, _draws: bool, _dim: int = -1
 ) -> int:
     return native.REFUSED
+
+
+def _only_the_long_way(
+    _role: int,
+    _is_gradient: bool,
+    _is_under_jit: Callable[[], bool],
+    measure: Callable[[Tensor, int, str, int], int | None],
+) -> Callable[[Tensor, int, str], None]:
+    def measure_value(value: Tensor, step: int, leaf: str = "") -> None:
+        measure(value, step, leaf, native.REFUSED)
+
+    return measure_value
+
+
+def _ignore(*_args: int) -> None:
+    """There is no short way."""
 
 
 def _longer(fresh: NDArray[Any], table: HostTable, name: str) -> NDArray[Any]:

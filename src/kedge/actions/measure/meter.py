@@ -27,7 +27,7 @@ from kedge.actions.measure.finished import FinishedSteps
 from kedge.actions.measure.host import HostTable
 from kedge.actions.measure.results import KeptSteps, MeasuredValues
 from kedge.actions.measure.site_table import MeasuredSite, SiteTable, role_of
-from kedge.actions.measure.values import MEASURED, StepValues
+from kedge.actions.measure.values import StepValues
 from kedge.actions.naming import check_kept, each_operation
 from kedge.calls.arguments import called_as, described
 from kedge.calls.not_a_block import NotABlock
@@ -51,15 +51,12 @@ class Meter(NotABlock, MeasuredValues):
     """The action that `measure` returns: reduces values on their device, into one table a step.
 
     Attributes:
-        level: `FULL`, `LIGHT` or 0: how much is measured of the next step's values.
-        muted: Whether forward values are not measured.
         draws: Whether elements are drawn from each value.
         sites: The sites that have fired.
         kept: The results, unless `finished` has another sink.
         finished: Passes on the steps that have ended.
-        events: How many values came.
         seconds: Seconds that it took to measure those that came with an event.
-        lock: Held while a value is measured.
+        lock: Held while a value goes the long way.
     """
 
     _instead = (
@@ -73,23 +70,50 @@ class Meter(NotABlock, MeasuredValues):
     ) -> None:
         self.what = what
         self.recomputes = recomputes
-        self.level = FULL
-        self.muted = False
-        self.draws = False
         host = HostTable()
+        self._level = FULL
+        self._muted = False
+        self.draws = False
         self.sites = SiteTable(host.saturates)
         self.kept = KeptSteps(keep)
         self.finished = FinishedSteps(self.kept)
         self._values = StepValues(self.sites, host, self.finished.departures)
-        self.events = 0
         self.seconds = 0.0
         self.lock = threading.RLock()
+        self._events = 0
         self._makers: dict[tuple[str, bool], Callable[[Site], Measure]] = {}
         self._rows_of_leaves: dict[Site, dict[str, str]] = {}
 
     def __repr__(self) -> str:
         """The call that makes this action."""
         return f"measure({self.what!r})"
+
+    @property
+    def level(self) -> int:
+        """`FULL`, `LIGHT` or 0: how much is measured of the next step's values."""
+        return self._level
+
+    @level.setter
+    def level(self, level: int) -> None:
+        with self.lock:
+            self._level = level
+            self._values.host.close_step()
+
+    @property
+    def muted(self) -> bool:
+        """Whether forward values are not measured."""
+        return self._muted
+
+    @muted.setter
+    def muted(self, muted: bool) -> None:
+        with self.lock:
+            self._muted = muted
+            self._values.host.close_step()
+
+    @property
+    def events(self) -> int:
+        """How many values came."""
+        return self._events + self._values.host.measured
 
     def bind(self, site: Site) -> Act:
         """Return the function that measures a site's values, those of each operation separately."""
@@ -123,11 +147,14 @@ class Meter(NotABlock, MeasuredValues):
         return self._makers[kind](site)
 
     def _maker(self, like: Site) -> Callable[[Site], Measure]:
-        """Return what makes the functions of all sites of a kind, which share all that is its own."""
+        """Return what makes the functions of all sites of a kind, which share all that is its own.
+
+        See Note [The short way] in `measurer.c`.
+        """
         forward = not like.is_gradient
         role = role_of(like)
         values = self._values
-        host = values.host
+        short_way = values.host.short_way
         apart = like.leaf is None and like.kind in _APART
 
         def at(site: Site) -> Measure:
@@ -135,11 +162,11 @@ class Meter(NotABlock, MeasuredValues):
             rows: dict[str, str] | None = None
             others: dict[str, Measure] = {}
 
-            def measure(value: Tensor, step: int, leaf: str = "") -> None:
+            def measure(value: Tensor, step: int, leaf: str, done: int) -> int | None:
                 nonlocal seat, rows
                 level = self.level
                 if not level or (self.muted if forward else level == LIGHT) or modes.is_under_jit():
-                    return
+                    return None
                 if leaf and apart:
                     if rows is None:
                         rows = self._rows_of(site)
@@ -150,25 +177,35 @@ class Meter(NotABlock, MeasuredValues):
                         if name not in others:
                             others[name] = self._measure_at(site.at(leaf=name))
                         others[name](value, step)
-                        return
+                        return None
                 with self.lock:
+                    values.host.close_step()
                     if step != values.step:
                         if not value.is_cpu and device_graphs.leaves_alone():
-                            return
+                            return None
                         self._begin(step)
                     if seat is None:
                         seat = values.observe_first(site, value)
-                    elif seat.is_special:
-                        values.observe(seat, value)
-                    elif (
-                        done := host.observe(value, seat.id, role, values.code, values.draws)
-                    ) not in MEASURED:
+                    elif done:
                         values.settle(seat, value, done, draws=values.draws)
-                self.events += 1
+                    else:
+                        values.observe(seat, value)
+                    self._open_step()
+                self._events += 1
+                if seat.is_special:
+                    return None
+                return seat.id
 
-            return measure
+            return short_way(role, not forward, modes.is_under_jit, measure)
 
         return at
+
+    def _open_step(self) -> None:
+        """Let the values that come go the short way, as the level has it."""
+        values = self._values
+        values.host.open_step(
+            values.step, values.code, values.draws, not self.muted, self.level != LIGHT
+        )
 
     def note_leaf(self, site: Site) -> None:
         """Note, in the forward, that a leaf comes at a site, or will with a gradient.

@@ -13,7 +13,6 @@ from kedge.errors import ActionDisabled
 from kedge.flow import Event
 from kedge.hooks.firing.cause import Cause
 from kedge.hooks.firing.fire import fire
-from kedge.hooks.firing.measuring import measure_value
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Counts, Spec, Tap
@@ -179,34 +178,10 @@ class Gate(KedgeHook):
                 new[leaf] = result
         return new
 
-    def measure(self, kind: str, found: Found, call: int) -> None:
-        """Hand every leaf to the taps that measure it; see Note [Values alone]."""
-        owner = self.owner
-        taps = self.taps[kind]
-        leaves = self.seen.leaves
-        here = self.passes.here
-        step = owner.clock.step
-        for leaf, tensor in found:
-            leaves[leaf] = None
-            of = (kind, leaf, call, here.pass_, step, here.micro_batch, here.replica)
-            measure_value(taps, tensor, step, owner.fired, self.forward_event, of, leaf)
-
-    def forward_event(
-        self,
-        kind: str,
-        leaf: str,
-        call: int,
-        pass_: int,
-        step: int,
-        micro_batch: int,
-        replica: str,
-    ) -> Event:
-        """Return the event of a forward value, also after the call."""
-        return self.event_at(self.site(kind, leaf), call, pass_, -1, step, micro_batch, replica)
-
     def event_at(
         self,
-        site: Site,
+        leaf: str,
+        kind: str,
         call: int,
         pass_: int,
         backward: int,
@@ -214,7 +189,8 @@ class Gate(KedgeHook):
         micro_batch: int,
         replica: str,
     ) -> Event:
-        """Return an event of this session."""
+        """Return the event of a value of this session, also after the call."""
+        site = self.site(kind, leaf)
         rank = self.owner.clock.rank
         return Event(site, call, pass_, backward, step, micro_batch, rank, replica, recompute=False)
 

@@ -3,7 +3,7 @@
 # Note [Values alone]
 Most hooked values are only measured, and such a hook must be cheap. If every action at a gate is
 `Measuring` and names no leaf and no call, the value goes straight to the measuring functions
-(`measure_value`): without an event, which a timeline makes when somebody looks at it, and without a
+(`measure_values`): without an event, which a timeline makes when somebody looks at it, and without a
 check whether an action changed the value. Values that a checkpoint or a backward computes again go
 through `fire`.
 """
@@ -18,41 +18,41 @@ from torch import Tensor
 
 from kedge.flow import Event
 from kedge.hooks.firing.fire import failed
+from kedge.hooks.firing.gate import Found
 from kedge.hooks.firing.owner import Fired, Owner, known
 from kedge.hooks.firing.tap import Tap
 
 
-def measure_value(
+def measure_values(
     taps: Sequence[Tap],
-    value: Tensor,
+    found: Found,
     step: int,
     latest: deque[Fired] | None,
     make: Callable[..., Event],
     of: Sequence[Any],
-    leaf: str = "",
 ) -> None:
-    """Hand a value to taps that only measure it; see Note [Values alone].
+    """Hand the values of one place to taps that only measure them; see Note [Values alone].
 
     Args:
         taps: The taps.
-        value: The value.
+        found: The values, by the names of their leaves.
         step: The current step.
         latest: The firings kept for a timeline; None without one.
-        make: Returns the event, whenever a timeline or an error needs it.
-        of: The arguments of `make`.
-        leaf: The name of the value among those of its call.
+        make: Returns the event of a value, whenever a timeline or an error needs it.
+        of: The arguments of `make` after the name of the leaf.
     """
     __tracebackhide__ = True
-    for tap in taps:
-        if tap.on and (measure := tap.measure) is not None:
-            try:
-                measure(value, step, leaf)
-            except Exception as error:  # noqa: BLE001 - as for any action
-                failed(tap, value, make(*of), error)
-                continue
-            tap.fired += 1
-            if latest is not None:
-                latest.append((tap, make, of))
+    for leaf, value in found:
+        for tap in taps:
+            if tap.on and (measure := tap.measure) is not None:
+                try:
+                    measure(value, step, leaf)
+                except Exception as error:  # noqa: BLE001 - as for any action
+                    failed(tap, value, make(leaf, *of), error)
+                    continue
+                tap.fired += 1
+                if latest is not None:
+                    latest.append((tap, make, (leaf, *of)))
 
 
 def measure_passing(
@@ -63,7 +63,7 @@ def measure_passing(
     of: Sequence[Any],
     leaf: str = "",
 ) -> None:
-    """Hand over a value as `measure_value` does, where `make` returns the right event only now.
+    """Hand over a value as `measure_values` does, where `make` returns the right event only now.
 
     A timeline is looked at when this moment is over; so the event is made if there is one.
     """
@@ -72,4 +72,9 @@ def measure_passing(
     if latest is not None:
         of = (make(*of),)
         make = known
-    measure_value(taps, value, owner.clock.step, latest, make, of, leaf)
+    found = [(leaf, value)]
+    measure_values(taps, found, owner.clock.step, latest, _without_leaf, (make, *of))
+
+
+def _without_leaf(_leaf: str, make: Callable[..., Event], *of: Any) -> Event:
+    return make(*of)

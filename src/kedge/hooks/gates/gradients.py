@@ -24,7 +24,7 @@ from kedge.errors import EditError
 from kedge.flow import Event
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Found, Gate
-from kedge.hooks.firing.measuring import measure_value
+from kedge.hooks.firing.measuring import measure_values
 from kedge.hooks.firing.schedule import StepClock
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.firing.thread_position import ThreadPosition
@@ -88,7 +88,8 @@ def measure_each(gate: Gate, kind: str, found: Found, call: int) -> None:
     for leaf, tensor in found:
         if tensor.requires_grad:
             seen.listened += 1
-            listener = listen(tensor, GradientMeasurer(gate, gate.site(kind, leaf), call, here))
+            gate.site(kind, leaf)  # the first one is noted in the forward
+            listener = listen(tensor, GradientMeasurer(gate, kind, leaf, call, here))
             if listener.pulse is not None:
                 seen.pulses[kind] = listener.pulse
         else:
@@ -182,9 +183,10 @@ class GradientMeasurer(GradientListener):
     shape: torch.Size | None = None
     pulse: MemoryVersion | None = None
 
-    def __init__(self, gate: Gate, site: Site, call: int, here: ThreadPosition) -> None:
+    def __init__(self, gate: Gate, kind: str, leaf: str, call: int, here: ThreadPosition) -> None:
         self.gate = gate
-        self.site = site
+        self.kind = kind
+        self.leaf = leaf
         self.call = call
         self.pass_ = here.pass_
         self.micro_batch = here.micro_batch
@@ -198,14 +200,14 @@ class GradientMeasurer(GradientListener):
         gate = self.gate
         if not gate.measures or self.also:  # an action was attached since
             return super().__call__(grad)
-        taps = gate.taps[self.site.kind]
+        taps = gate.taps[self.kind]
         for tap in taps:
             if tap.on:
                 break
         else:
             return None
         if grad is None:
-            gate.seen.unused.add((self.site.kind, self.site.leaf or ""))
+            gate.seen.unused.add((self.kind, self.leaf))
             return None
         if self.pulse is not None and self.pulse.changed():
             return None
@@ -214,22 +216,23 @@ class GradientMeasurer(GradientListener):
         clock = owner.clock
         number = clock.backwards.now()  # counts this backward pass
         value = grad if self.shape is None else grad.reshape(self.shape)
-        site = self.site
         step = clock.step
-        of = (site, self.call, self.pass_, number, step, self.micro_batch, self.replica)
-        measure_value(taps, value, step, owner.fired, gate.event_at, of, site.leaf or "")
+        found = [(self.leaf, value)]
+        of = (self.kind, self.call, self.pass_, number, step, self.micro_batch, self.replica)
+        measure_values(taps, found, step, owner.fired, gate.event_at, of)
         owner.measuring += perf_counter() - start
         return None
 
     @property
     def origin(self) -> Event:
         """The forward's event, built on access."""
-        of = (self.site, self.call, self.pass_, -1, -1, self.micro_batch, self.replica)
-        return self.gate.event_at(*of)
+        of = (self.kind, self.call, self.pass_, -1, -1, self.micro_batch, self.replica)
+        return self.gate.event_at(self.leaf, *of)
 
     @origin.setter
     def origin(self, event: Event) -> None:
-        self.site = event.site
+        self.kind = event.site.kind
+        self.leaf = event.site.leaf or ""
         self.call = event.call
         self.pass_ = event.pass_
         self.micro_batch = event.micro_batch
@@ -238,7 +241,7 @@ class GradientMeasurer(GradientListener):
     @property
     def place(self) -> tuple[Site, int]:
         """The site and the call."""
-        return self.site, self.call
+        return self.gate.site(self.kind, self.leaf), self.call
 
 
 def gradient_event(origin: Event, clock: StepClock) -> Event:

@@ -25,6 +25,7 @@ from kedge.hooks.firing.cause import WITHOUT_GRAD, Cause
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.given_inputs import GivenInputs
+from kedge.hooks.firing.measuring import measure_values
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Spec, Tap
@@ -84,7 +85,13 @@ class OutputGate(ModuleGate):
                 if not found:
                     self.seen.empty = self.seen.empty or leaves.describe(output)
                 elif self.taps["out"]:
-                    self.measure("out", found, call)
+                    for leaf, _ in found:
+                        self.seen.leaves[leaf] = None
+                    step = self.owner.clock.step
+                    here = self.passes.here
+                    of = ("out", call, here.pass_, -1, step, here.micro_batch, here.replica)
+                    latest = self.owner.fired
+                    measure_values(self.taps["out"], found, step, latest, self.event_at, of)
                 if found and self.backward:
                     measure_each(self, "out.grad", found, call)
             except Exception as error:
@@ -249,7 +256,22 @@ class InputGate(ModuleGate):
         if self.measures and not recompute:
             start = perf_counter()
             try:
-                self._measure(args, kwargs, call)
+                if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+                    found = [(self.names[0] if self.names else "0", args[0])]
+                else:
+                    found = self.look_through(self.find, args, kwargs)
+                if not found:
+                    self.seen.empty = self.seen.empty or "its arguments hold no tensor"
+                elif self.taps["in"]:
+                    for leaf, _ in found:
+                        self.seen.leaves[leaf] = None
+                    step = self.owner.clock.step
+                    here = self.passes.here
+                    of = ("in", call, here.pass_, -1, step, here.micro_batch, here.replica)
+                    latest = self.owner.fired
+                    measure_values(self.taps["in"], found, step, latest, self.event_at, of)
+                if self.taps["in.grad"]:
+                    measure_each(self, "in.grad", found, call)
             except Exception as error:
                 if not self.passes_over("measured", error):
                     raise
@@ -320,20 +342,6 @@ class InputGate(ModuleGate):
         if not new:
             return None
         return self.replaced(args, kwargs, new)
-
-    def _measure(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: int) -> None:
-        __tracebackhide__ = True
-        if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
-            found = [(self.names[0] if self.names else "0", args[0])]
-        else:
-            found = self.look_through(self.find, args, kwargs)
-        if not found:
-            self.seen.empty = self.seen.empty or "its arguments hold no tensor"
-            return
-        if self.taps["in"]:
-            self.measure("in", found, call)
-        if self.taps["in.grad"]:
-            measure_each(self, "in.grad", found, call)
 
     def _parameters(self, module: nn.Module, call: int, recompute: bool) -> None:
         for tap in self.taps["param"]:

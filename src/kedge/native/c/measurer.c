@@ -16,7 +16,15 @@ typedef struct {
 typedef struct {
     long source;      /* where its last input came from, plus 2; 0 for one that has had none */
     double low, high; /* outputs that are not above the one, or not below the other, are saturated; NaN: no output is */
+    bool is_plain;    /* whether statistics and drawn numbers are all that its values need; see Note [The short way] */
 } Known;
+
+/* How the values of the present step are measured; see Note [The short way]. */
+typedef struct {
+    long step, what; /* NO_STEP: not by the short way */
+    bool draws, forwards, gradients;
+    long long measured; /* how many values came by the short way, in all steps */
+} Now;
 
 typedef struct {
     PyObject_HEAD
@@ -27,6 +35,7 @@ typedef struct {
     Known *known;     /* of each site by its number */
     long sites_known; /* how many of them there are */
     long source;      /* the last source that was told of any */
+    Now now;
     Device *devices;  /* MOST_DEVICES of them; NULL while no value was on one */
 } Measurer;
 
@@ -35,8 +44,9 @@ enum { REFUSED = 0, DONE = 1, FRESH = 2, NEW_SOURCE = 4, NO_ROOM = 8, NO_TABLE =
 enum { THERE = 5 }; /* the columns of `there`: a device's index, and what `Launched` has; -1 for none */
 enum { AS_VALUE, AS_OUTPUT, AS_INPUT, AS_LASTING };
 enum { FIRST_ROOM = 256, MOST_SITES = 1 << 28 };
+enum { NO_STEP = -1, ANY_STEP = -2 };
 
-static PyObject *version_name, *requires_grad_name, *is_leaf_name;
+static PyObject *version_name, *requires_grad_name, *is_leaf_name, *no_leaf;
 
 /* -- which values were seen ---------------------------------------------------------------------------------- */
 
@@ -124,7 +134,7 @@ static Known *site_of(Measurer *self, long site) {
         long sites = 2 * site + FIRST_ROOM;
         Known *more = PyMem_Realloc(self->known, (size_t)sites * sizeof *more);
         if (!more) return PyErr_NoMemory(), NULL;
-        for (long i = self->sites_known; i < sites; i++) more[i] = (Known){0, NAN, NAN};
+        for (long i = self->sites_known; i < sites; i++) more[i] = (Known){0, NAN, NAN, false};
         self->known = more;
         self->sites_known = sites;
     }
@@ -140,6 +150,7 @@ static PyObject *saturates(PyObject *object, PyObject *const *args, Py_ssize_t g
     if (!known) return NULL;
     known->low = low;
     known->high = high;
+    known->is_plain = false;
     Py_RETURN_NONE;
 }
 
@@ -280,8 +291,33 @@ static long note(Measurer *self, PyObject *tensor, long long version, const Meas
     return result;
 }
 
+/* Measures a value at a site, unless it was measured there or elsewhere in this step: flags, or -1 with an exception set.
+ *
+ * In no other step than this one, unless that is `ANY_STEP`; a value that comes too late is refused.
+ */
+static long observe_value(Measurer *self, PyObject *tensor, const Asked *asked, long role, long step) {
+    if (!is_open(self)) return -1;
+    if (!has_room(self)) return NO_ROOM;
+    long long version = version_of(tensor);
+    if (version == -2) return -1;
+    Measured value; /* see Note [When Python may run] */
+    PyObject *ref = NULL;
+    long done = DONE;
+    if (!find(self, tensor, version)) {
+        done = read_tensor(self, tensor, asked, &value);
+        if (done < 0 || !(done & DONE)) return done;
+        int swapped = may_be_swapped(tensor, role);
+        ref = swapped ? NULL : PyWeakref_NewRef(tensor, NULL);
+        if (swapped < 0 || (!swapped && !ref)) return -1;
+    }
+    long result = REFUSED;
+    if (step == ANY_STEP || step == self->now.step)
+        result = note(self, tensor, version, &value, &ref, asked->site, role, asked->draws);
+    Py_XDECREF(ref);
+    return result > 0 && result & DONE ? result | done : result;
+}
+
 static PyObject *observe(PyObject *object, PyObject *const *args, Py_ssize_t given) {
-    Measurer *self = (Measurer *)object;
     Asked asked;
     long role, draws;
     if (takes(given, 5, 6, "observe(tensor, site, role, what, draws, dim=-1)")) return NULL;
@@ -289,25 +325,8 @@ static PyObject *observe(PyObject *object, PyObject *const *args, Py_ssize_t giv
     if (number_of(args, given, 3, 0, &asked.what) || number_of(args, given, 4, 0, &draws)) return NULL;
     if (number_of(args, given, 5, -1, &asked.dim)) return NULL;
     asked.draws = draws != 0;
-    if (!is_open(self)) return NULL;
-    if (!has_room(self)) return PyLong_FromLong(NO_ROOM);
-    long long version = version_of(args[0]);
-    if (version == -2) return NULL;
-    Measured value; /* see Note [When Python may run] */
-    PyObject *ref = NULL;
-    long done = DONE;
-    if (!find(self, args[0], version)) {
-        done = read_tensor(self, args[0], &asked, &value);
-        if (done < 0) return NULL;
-        if (!(done & DONE)) return PyLong_FromLong(done);
-        int swapped = may_be_swapped(args[0], role);
-        ref = swapped ? NULL : PyWeakref_NewRef(args[0], NULL);
-        if (swapped < 0 || (!swapped && !ref)) return NULL;
-    }
-    long result = note(self, args[0], version, &value, &ref, asked.site, role, asked.draws);
-    Py_XDECREF(ref);
-    if (result < 0) return NULL;
-    return PyLong_FromLong(result & DONE ? result | done : result);
+    long result = observe_value((Measurer *)object, args[0], &asked, role, ANY_STEP);
+    return result < 0 ? NULL : PyLong_FromLong(result);
 }
 
 /* Measures one of many values at a site: 1, or 0 if it is refused, or -1 with an exception set. */
@@ -376,6 +395,150 @@ static PyObject *draw_for_last(PyObject *object, PyObject *tensor) {
     note_launched(self, &value, known, row, place);
     return PyLong_FromLong(DONE);
 }
+
+/* -- the short way --------------------------------------------------------------------------------------------- */
+
+/* # Note [The short way]
+ *
+ * Nearly every value that is measured goes the same way: its site and its step are known, it needs nothing but statistics and
+ * drawn numbers, and one call does it. The hooks then call a function of C, `short_way`, which does that call or, if
+ * anything is different, calls Python, the long way. The long way tells what the short one may do: it opens the present
+ * step for it, and answers with a site's number if the site's values need no more. Whatever writes to the table or ends the
+ * step closes it first, so that two threads never write side by side; the long way, which has waited for its turn, opens it
+ * again.
+ */
+typedef struct {
+    PyObject_HEAD
+    Measurer *measurer;
+    PyObject *long_way; /* (value, step, leaf, done): the site's number if its next values may go the short way, or None */
+    PyObject *leaf;     /* the name that values had which the long way answered for; NULL for none */
+    PyObject *is_under_jit;
+    long site, role;
+    bool is_gradient;
+} ShortWay;
+
+static PyTypeObject *short_way_type;
+
+/* Whether a value may go the short way: 1 or 0, or -1 with an exception set. */
+static int is_short(const ShortWay *self, PyObject *step, PyObject *leaf) {
+    const Now *now = &self->measurer->now;
+    if (!self->leaf || self->leaf != leaf || now->step == NO_STEP) return 0;
+    if (!(self->is_gradient ? now->gradients : now->forwards) || !self->measurer->known[self->site].is_plain) return 0;
+    long number = PyLong_AsLong(step);
+    if (number == -1 && PyErr_Occurred()) return -1;
+    if (number != now->step) return 0;
+    PyObject *under_jit = PyObject_CallNoArgs(self->is_under_jit);
+    int is_traced = under_jit ? PyObject_IsTrue(under_jit) : -1;
+    Py_XDECREF(under_jit);
+    return is_traced < 0 ? -1 : !is_traced;
+}
+
+/* Has the long way measure a value, or complete what was `done`, and notes its answer. */
+static PyObject *go_the_long_way(ShortWay *self, PyObject *value, PyObject *step, PyObject *leaf, long done) {
+    PyObject *answer = PyObject_CallFunction(self->long_way, "OOOl", value, step, leaf, done);
+    if (!answer || answer == Py_None) return answer;
+    long site = PyLong_AsLong(answer);
+    Known *known = site == -1 && PyErr_Occurred() ? NULL : site_of(self->measurer, site);
+    Py_DECREF(answer);
+    if (!known) return NULL;
+    known->is_plain = true;
+    self->site = site;
+    PyObject *before = self->leaf;
+    Py_INCREF(leaf);
+    self->leaf = leaf;
+    Py_XDECREF(before);
+    Py_RETURN_NONE;
+}
+
+static PyObject *measure_value(PyObject *object, PyObject *const *args, Py_ssize_t given) {
+    ShortWay *self = (ShortWay *)object;
+    Measurer *measurer = self->measurer;
+    if (takes(given, 2, 3, "measure(value, step, leaf='')")) return NULL;
+    PyObject *value = args[0], *step = args[1], *leaf = given == 3 ? args[2] : no_leaf;
+    int is_one = is_short(self, step, leaf);
+    if (is_one < 0) return NULL;
+    if (!is_one) return go_the_long_way(self, value, step, leaf, REFUSED);
+    Asked asked = {.site = self->site, .what = measurer->now.what, .dim = -1, .draws = measurer->now.draws};
+    long done = observe_value(measurer, value, &asked, self->role, measurer->now.step);
+    if (done < 0) return NULL;
+    if (done != DONE && done != (DONE | FRESH)) return go_the_long_way(self, value, step, leaf, done);
+    measurer->now.measured++;
+    Py_RETURN_NONE;
+}
+
+static PyObject *short_way(PyObject *object, PyObject *const *args, Py_ssize_t given) {
+    static PyMethodDef measure = FAST(measure_value, "measure(value, step, leaf=''): measure a value at a site");
+    long role, is_gradient;
+    if (takes(given, 4, 4, "short_way(role, is_gradient, is_under_jit, long_way)")) return NULL;
+    if (number_of(args, given, 0, 0, &role) || number_of(args, given, 1, 0, &is_gradient)) return NULL;
+    allocfunc make = (allocfunc)PyType_GetSlot(short_way_type, Py_tp_alloc);
+    ShortWay *self = (ShortWay *)make(short_way_type, 0);
+    if (!self) return NULL;
+    Py_INCREF(object);
+    Py_INCREF(args[2]);
+    Py_INCREF(args[3]);
+    self->measurer = (Measurer *)object;
+    self->is_under_jit = args[2];
+    self->long_way = args[3];
+    self->role = role;
+    self->is_gradient = is_gradient != 0;
+    PyObject *function = PyCFunction_NewEx(&measure, (PyObject *)self, NULL);
+    Py_DECREF(self);
+    return function;
+}
+
+/* Opens the present step for the short way; -1 closes it. */
+static PyObject *open_step(PyObject *object, PyObject *const *args, Py_ssize_t given) {
+    Now *now = &((Measurer *)object)->now;
+    long step, what = 0, draws = 0, forwards = 0, gradients = 0;
+    if (takes(given, 1, 5, "open_step(step, what, draws, forwards, gradients)")) return NULL;
+    if (number_of(args, given, 0, 0, &step) || number_of(args, given, 1, 0, &what) || number_of(args, given, 2, 0, &draws)) return NULL;
+    if (number_of(args, given, 3, 0, &forwards) || number_of(args, given, 4, 0, &gradients)) return NULL;
+    *now = (Now){step, what, draws != 0, forwards != 0, gradients != 0, now->measured};
+    Py_RETURN_NONE;
+}
+
+static PyObject *measured_of(PyObject *object, void *nothing) {
+    (void)nothing;
+    return PyLong_FromLongLong(((Measurer *)object)->now.measured);
+}
+
+static int visit_short_way(PyObject *object, visitproc visit, void *arg) {
+    ShortWay *self = (ShortWay *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->long_way);
+    Py_VISIT(self->is_under_jit);
+    return 0;
+}
+
+static int clear_short_way(PyObject *object) {
+    ShortWay *self = (ShortWay *)object;
+    Py_CLEAR(self->leaf);
+    Py_CLEAR(self->long_way);
+    Py_CLEAR(self->is_under_jit);
+    return 0;
+}
+
+static void end_short_way(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    clear_short_way(object);
+    Py_XDECREF((PyObject *)((ShortWay *)object)->measurer);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyType_Slot short_way_slots[] = {
+    {Py_tp_traverse, visit_short_way},
+    {Py_tp_clear, clear_short_way},
+    {Py_tp_dealloc, end_short_way},
+    {0, NULL},
+};
+
+static PyType_Spec short_way_spec = {.name = "kedge.native._native.ShortWay",
+                                     .basicsize = sizeof(ShortWay),
+                                     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                     .slots = short_way_slots};
 
 /* -- devices ------------------------------------------------------------------------------------------------- */
 
@@ -484,12 +647,15 @@ static PyMethodDef methods[] = {
     {"take_stream", (PyCFunction)(void (*)(void))take_current_stream, METH_FASTCALL, "take_stream(index): whether a device's current stream is new to its table; it is not from now on"},
     FAST(rows_used, "rows_used(index): the number of the next row of a device's table"),
     {"take_rows", (PyCFunction)(void (*)(void))take_device_rows, METH_FASTCALL, "take_rows(index, rows): the first of so many rows of a device's table; -1: there is no room"},
+    FAST(short_way, "short_way(role, is_gradient, is_under_jit, long_way): a function that measures the values of a site"),
+    FAST(open_step, "open_step(step, what=0, draws=0, forwards=0, gradients=0): let values go the short way; -1: none may"),
     {"forget", forget, METH_NOARGS, "forget(): the step is over, and values that come were not seen"},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef attributes[] = {
     {"source", source_of, NULL, "the number of the site whose output the input was that had a new source; None for none", NULL},
+    {"measured", measured_of, NULL, "how many values came by the short way, in all steps", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -516,9 +682,11 @@ int add_measurer(PyObject *module) {
     version_name = PyUnicode_InternFromString("_version");
     requires_grad_name = PyUnicode_InternFromString("requires_grad");
     is_leaf_name = PyUnicode_InternFromString("is_leaf");
-    bool named = version_name && requires_grad_name && is_leaf_name;
+    no_leaf = PyUnicode_InternFromString("");
+    bool named = version_name && requires_grad_name && is_leaf_name && no_leaf;
     PyObject *type = named ? PyType_FromSpec(&spec) : NULL;
-    int failed = !type || PyModule_AddObjectRef(module, "Measurer", type);
+    short_way_type = type ? (PyTypeObject *)PyType_FromSpec(&short_way_spec) : NULL;
+    int failed = !short_way_type || PyModule_AddObjectRef(module, "Measurer", type);
     Py_XDECREF(type);
     return failed ? -1 : 0;
 }

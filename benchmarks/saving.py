@@ -1,11 +1,16 @@
 """What it costs that Kedge is asked about every saved tensor: microseconds for each, and for each call of a module.
 
 Run ``python benchmarks/saving.py`` on an idle machine. Each figure is the least of many rounds,
-forward and backward.
+forward and backward. With an accelerator, and with ``--import MODULE:FUNCTION`` on one that a
+function registers, it then prints the host's time for a saved tensor of the device that is kept,
+rebuilt or moved, in the forward and in the backward: processor's time of the thread, in which the
+backward runs, too.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -61,8 +66,49 @@ def keeping(model: nn.Module) -> AbstractContextManager[Any]:
     return stack
 
 
+def host_time(model: nn.Module, x: Tensor) -> tuple[float, float]:
+    """Return the least microseconds of the host for each tensor, in the forward and in the backward."""
+    forwards = []
+    backwards = []
+    for _ in range(ROUNDS // 2):
+        begun = time.thread_time()
+        loss = model(x).sum()
+        forwards.append(time.thread_time() - begun)
+        torch.accelerator.synchronize()
+        begun = time.thread_time()
+        loss.backward()
+        backwards.append(time.thread_time() - begun)
+        torch.accelerator.synchronize()
+    return min(forwards) / NUMBER * 1e6, min(backwards) / NUMBER * 1e6
+
+
+def on_device(device: torch.device) -> None:
+    """Print the host's time for a saved tensor of a device."""
+    model = Chain()
+    model.weight = nn.Parameter(torch.ones(1, device=device))
+    x = torch.ones(1 << 14, device=device, requires_grad=True)
+    ways: dict[str, dict[str, Any]] = {
+        "kept": {"min_bytes": "1 GB"},
+        "rebuilt": {"min_bytes": 1024},
+        "moved": {"min_bytes": 1024, "to": kedge.Cpu(rebuild=False)},
+    }
+    torch.autograd.set_multithreading_enabled(False)
+    host_time(model, x)
+    bare = host_time(model, x)
+    print(f"\nhost time on {device}: bare forward {bare[0]:.1f} us, backward {bare[1]:.1f} us")
+    for name, options in ways.items():
+        with kedge.offload(model, **options):
+            cost = host_time(model, x)
+        print(
+            f"{name:10} forward {cost[0] - bare[0]:+.1f} us, backward {cost[1] - bare[1]:+.1f} us"
+        )
+
+
 def main() -> None:
     """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--import", dest="registers", metavar="MODULE:FUNCTION")
+    registers = parser.parse_args().registers
     torch.set_num_threads(1)
     cases: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
         "no hooks": lambda model: nullcontext(),
@@ -85,6 +131,12 @@ def main() -> None:
             with block(model):
                 cost = least(model)
             print(f"{what:22} {name:26} {cost:6.2f} us, {cost - bare:+.2f}")
+    if registers is not None:
+        module, _, function = registers.partition(":")
+        getattr(importlib.import_module(module), function)()
+    device = torch.accelerator.current_accelerator()
+    if device is not None:
+        on_device(torch.device(device.type, 0))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import kedge
 from kedge.offload.engine import engine
+from kedge.offload.held import raw_bytes, steps
 from kedge.offload.stores.cpu import CpuStore
 from kedge.offload.stores.streams import CopyDevice
 from tests.marks import full, sampled
@@ -224,6 +225,35 @@ def test_a_missing_record_stream_is_seen(
     monkeypatch.setattr(CopyDevice, "lend", lambda self, tensor, stream: True)
 
     assert differing(range(40), sim, store("cpu alone", tmp_path, monkeypatch), model, x) != []
+
+
+@pytest.mark.parametrize("to", [kedge.Cpu(rebuild=False), kedge.Rebuild()], ids=repr)
+def test_bytes_are_summed_in_the_compared_steps_alone(
+    sim: Any, to: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those are the first two, and one in some; on the CPU all are."""
+    sums: list[int] = []
+    real = raw_bytes._sums
+
+    def summed(data: Tensor) -> Any:
+        sums[-1] += 1
+        return real(data)
+
+    monkeypatch.setattr(raw_bytes, "_sums", summed)
+    monkeypatch.setattr(steps, "_COMPARED_EVERY", 5)
+
+    def compared(model: nn.Module, x: Tensor, **options: Any) -> list[int]:
+        sums.clear()
+        with kedge.offload(model, min_bytes=1024, **options):
+            for _ in range(7):
+                sums.append(0)
+                model(x).sum().backward()
+        return [step for step, number in enumerate(sums, 1) if number]
+
+    model = deep(layers=3)
+    x = torch.randn(64, 64)
+    assert compared(model, x.to("sim"), to=to) == [1, 2, 5]
+    assert compared(model.cpu(), x) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def deep(width: int = 64, layers: int = 12) -> nn.Module:

@@ -21,6 +21,7 @@ puts a stream in force without changing it, so that threads can share one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
@@ -81,11 +82,15 @@ def synchronize(device: torch.device) -> None:
 
 def is_capturing() -> bool:
     """Whether this thread's operations become a graph of the device instead of running now."""
-    kind = in_use()
-    if kind is None:
-        return False
-    look = getattr(_module(kind), "is_current_stream_capturing", None)
-    return look is not None and bool(look())
+    process = os.getpid()  # a forked child has no device
+    look = _looks.get(process)
+    if look is None:
+        kind = in_use()
+        if kind is None:
+            return False
+        look = getattr(_module(kind), "is_current_stream_capturing", _never)
+        _looks[process] = look
+    return bool(look())
 
 
 def autocast() -> dict[str, torch.dtype]:
@@ -104,19 +109,18 @@ def can(attempt: Callable[[torch.device], bool], device: torch.device) -> bool:
     See Note [What a device lacks]. While a graph is captured, nothing is tried: an attempt would
     end up in the graph, or end the capture.
     """
-    if not is_accelerator(device):
-        return False
     known = _known.get((attempt, device.type))
-    if known is None and is_capturing():
+    if known is not None:
+        return known
+    if not is_accelerator(device) or is_capturing():
         return False
-    if known is None:
-        try:
-            known = attempt(device)
-        except torch.AcceleratorError:  # the device itself failed
-            raise
-        except (RuntimeError, TypeError):  # PyTorch's answers where a kind of device lacks it
-            known = False
-        _known[attempt, device.type] = known
+    try:
+        known = attempt(device)
+    except torch.AcceleratorError:  # the device itself failed
+        raise
+    except (RuntimeError, TypeError):  # PyTorch's answers where a kind of device lacks it
+        known = False
+    _known[attempt, device.type] = known
     return known
 
 
@@ -130,7 +134,10 @@ def has_streams(device: torch.device) -> bool:
 
 def current_stream(device: torch.device) -> torch.Stream:
     """Return the stream that the program computes on, now and in this thread."""
-    return torch.accelerator.current_stream(device)
+    index: int | None = device.index
+    if index is None:
+        return torch.accelerator.current_stream(device)
+    return torch.accelerator.current_stream(index)  # much faster than with the device
 
 
 def stream_in_force(device: torch.device) -> torch.Stream | None:
@@ -154,8 +161,7 @@ def on(stream: torch.Stream) -> Iterator[None]:
 
 def mark(stream: torch.Stream) -> torch.Event:
     """Return an event that is reached when all work queued on a stream so far is done."""
-    event = torch.Event(stream.device)
-    event.record(stream)
+    event: torch.Event = stream.record_event()
     return event
 
 
@@ -318,6 +324,8 @@ def same_random_numbers() -> Iterator[None]:
 
 _known: dict[tuple[Callable[[torch.device], bool], str], bool] = {}
 _side: dict[torch.device, torch.Stream] = {}
+_looks: dict[int, Callable[[], bool]] = {}
+"""What tells, in each process whose device was in use, whether a graph is captured."""
 
 
 def _never() -> bool:

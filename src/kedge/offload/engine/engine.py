@@ -29,7 +29,7 @@ from kedge.offload.engine.proof import ProvenRecipes
 from kedge.offload.engine.sources import Coded, Moved, Rebuilt, encode
 from kedge.offload.held.entry import PartOfEntry, RecentlyRestored, StorageEntries, StorageEntry
 from kedge.offload.held.raw_bytes import digest, is_alone, own_key, take, taken_bytes
-from kedge.offload.held.steps import StepBoundaries
+from kedge.offload.held.steps import StepBoundaries, is_compared
 from kedge.offload.outcomes import ModuleAccount, OffloadAccount, Outcome
 from kedge.offload.stores.store import FULL
 from kedge.torch_internals.storages import identity_of
@@ -184,7 +184,9 @@ class Engine:
         recipe = self._recipes.find(policy.find, value, (path, nth), lasting=lasting)
         if recipe is None:
             return self._put_away(value, number, choice, row)
-        found = digest(value, alone=False)
+        found = None
+        if self._is_compared(value):
+            found = digest(value, alone=False)
         entry = StorageEntry(known.entries, number, Rebuilt(recipe), value, found, row)
         return Outcome(
             "rebuilt",
@@ -209,13 +211,14 @@ class Engine:
             store = policy.store
 
         source: Coded | Moved | None = None
+        compared = self._is_compared(value)
         found = None
         why = ""
         try:
             if policy.codec is not None and choice in _ENCODES:
                 source = encode(store, policy.codec, value, alone=alone)
             if source is None and store is not None:
-                taken = take(value, alone=alone)
+                taken = take(value, alone=alone, compared=compared)
                 source = Moved(store.put(taken.data), taken.layout)
                 found = taken.digest
         except FULL as failure:
@@ -231,7 +234,7 @@ class Engine:
 
         seconds = time.perf_counter() - begun
         key = own_key(value, number) if alone else number
-        if found is None:
+        if compared and found is None:
             found = digest(value, alone=alone)
         entry = StorageEntry(known.entries, key, source, value, found, row)
         return Outcome(
@@ -245,6 +248,10 @@ class Engine:
             stored=source.slot.nbytes,
             seconds=seconds,
         )
+
+    def _is_compared(self, value: Tensor) -> bool:
+        """Whether to take the digest of a tensor; see Note [Compared steps] in `held.steps`."""
+        return value.is_cpu or is_compared(self._steps.number)
 
     def _warn(self, failure: BaseException) -> None:
         if self._warned:

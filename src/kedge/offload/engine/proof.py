@@ -5,7 +5,7 @@ For each place (the n-th tensor that a module saves in one call of the model), a
 is compared with the original. A rule's assumption may hold at one place and not at another: a
 program can change tensors in between under ``no_grad``, where the graph does not show it. Later
 results are compared by their digests, when they are rebuilt (Note [Digest] in
-`kedge.offload.held.raw_bytes`).
+`kedge.offload.held.raw_bytes`), in the steps of Note [Compared steps] in `kedge.offload.held.steps`.
 """
 
 from __future__ import annotations

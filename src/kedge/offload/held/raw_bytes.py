@@ -53,7 +53,7 @@ class TakenBytes(NamedTuple):
             contiguous.
         layout: The layout of a tensor that is taken alone; None if the bytes have their original
             order and gaps.
-        digest: Their digest; None on devices that cannot be compared: see `is_comparable`.
+        digest: Their digest; None if they are not compared, or cannot be: see `is_comparable`.
     """
 
     data: Tensor
@@ -70,11 +70,17 @@ def is_comparable(device: torch.device) -> bool:
     return device.type in ("cpu", "cuda") or can(_adds_words, device)
 
 
-def take(value: Tensor, *, alone: bool) -> TakenBytes:
-    """Return the bytes of a tensor's storage, or those of the tensor alone."""
+def take(value: Tensor, *, alone: bool, compared: bool = True) -> TakenBytes:
+    """Return the bytes of a tensor's storage, or those of the tensor alone.
+
+    Args:
+        value: The tensor.
+        alone: Whether it is taken without the rest of its storage.
+        compared: Whether to take the digest, too.
+    """
     data, layout = _bytes_of(value, alone=alone)
     found = None
-    if is_comparable(value.device):
+    if compared and is_comparable(value.device):
         found = _sums(data)
     return TakenBytes(data, layout, found)
 

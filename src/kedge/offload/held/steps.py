@@ -14,6 +14,12 @@ read. In a backward pass no step begins.
 
 Kedge knows without autograd what is freed: every handle, also of a tensor kept by reference, holds
 a `ModelCall`, and the step has a weak reference to its first one.
+
+# Note [Compared steps]
+What is computed again is compared with what was saved. On an accelerator a comparison takes the
+host several launches, so it is made in the first two steps and later in one of 128. A program that
+changes tensors without autograd noticing does so step after step; the CPU, which reads a tensor's
+memory in a fraction of the time that an operation takes, compares in every step.
 """
 
 from __future__ import annotations
@@ -25,6 +31,19 @@ from collections.abc import Callable
 import torch
 
 from kedge.torch_internals.graph_task import in_backward
+
+_ALWAYS_COMPARED = 2
+"""The first steps, all of which are compared; see Note [Compared steps]."""
+_COMPARED_EVERY = 128
+"""Of later steps, one in so many."""
+
+
+def is_compared(number: int) -> bool:
+    """Whether a step, counted from 1, is one in which what is computed again is compared.
+
+    See Note [Compared steps].
+    """
+    return number <= _ALWAYS_COMPARED or number % _COMPARED_EVERY == 0
 
 
 def _none() -> None:
@@ -91,11 +110,13 @@ class StepBoundaries:
 
     Attributes:
         step: The current step.
+        number: Its number, from 1.
         called: Whether the model was called since a tensor was saved last.
     """
 
     def __init__(self) -> None:
         self.step = OffloadStep()
+        self.number = 1
         self.called = False
 
     def begin(self) -> None:
@@ -132,6 +153,7 @@ class StepBoundaries:
 
         if due:
             step = self.step = OffloadStep()
+            self.number += 1
         if called:
             step.called()
         return due

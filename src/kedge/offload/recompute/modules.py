@@ -27,6 +27,7 @@ from torch import nn
 from kedge.hooks.placing.call_brackets import bracket
 from kedge.hooks.placing.module_calls import OpenCalls
 from kedge.offload.engine.policy import PlannedCall
+from kedge.offload.held.steps import is_compared
 from kedge.offload.outcomes import OffloadAccount
 from kedge.offload.recompute.call import RecomputedCall
 from kedge.offload.recompute.inputs import CallInputs
@@ -37,11 +38,6 @@ from kedge.torch_internals.modes import has_data, is_transforming, is_under_jit
 from kedge.torch_internals.module_calls import has_raised, module_frame
 from kedge.torch_internals.own_work import own_work
 from kedge.torch_internals.saved_hooks import disabled
-
-_ALWAYS_PROVEN = 2
-"""The forwards whose recomputed outputs are all compared."""
-_PROVEN_EVERY = 128
-"""Of later forwards, one in so many."""
 
 
 class _Frames(threading.local):
@@ -238,7 +234,7 @@ class RecomputedModules:
         """Whether a call's output is compared with that of its second run."""
         named.calls += 1
         forwards = self._forwards or named.calls  # a program may call parts of the model only
-        return forwards <= _ALWAYS_PROVEN or forwards % _PROVEN_EVERY == 0
+        return is_compared(forwards)
 
     @contextmanager
     def _as_second_run(self, call: RecomputedCall) -> Iterator[None]:

@@ -55,12 +55,27 @@ class ReadOrder:
         self._known: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._last: int | None = None
+        # The number that is expected next, and the last one of those from there on that were read
+        # ahead, one after the other.
+        self._next: int | None = None
+        self._front: int | None = None
 
-    def asked(self, number: int) -> None:
-        """Record that a number was read."""
-        if self._last is not None and self._last != number:
-            self._seen[self._last] = number
+    def asked(self, number: int) -> int:
+        """Record that a number was read; returns the last of those that were read ahead after it."""
+        before = self._last
+        if before is not None and before != number:
+            self._seen[before] = number
         self._last = number
+        front = self._front
+        if front is None or front == before or number != self._next:
+            front = number
+        self._front = front
+        self._next = next(self.after(number), None)
+        return front
+
+    def read_ahead(self, number: int) -> None:
+        """Record that a number was read ahead, and all before it that are expected."""
+        self._front = number
 
     def ended(self) -> None:
         """End a step: its order is the order expected in the next one."""
@@ -68,6 +83,7 @@ class ReadOrder:
             self._known = self._seen
         self._seen = {}
         self._last = None
+        self._front = None
 
     def after(self, number: int) -> Iterator[int]:
         """The numbers expected next, each once."""
@@ -282,13 +298,17 @@ class CopiesIn:
 
     def follow(self, slot: CpuSlot, alive: Mapping[int, CpuSlot]) -> None:
         """Read ahead the slots expected after the given one."""
-        self._order.asked(slot.number)
-        for number in self._order.after(slot.number):
+        order = self._order
+        unbroken = True
+        for number in order.after(order.asked(slot.number)):
             following = alive.get(number)
             if following is None or following.device != slot.device:
                 continue
             if not self.prefetch(following):
                 return
+            unbroken = unbroken and following.loaded is not None
+            if unbroken:
+                order.read_ahead(number)
 
     def prefetch(self, slot: CpuSlot) -> bool:
         """Start to copy a slot's bytes back; False if the window or the device has no room."""
@@ -407,10 +427,9 @@ class CpuStore:
             OSError: There is no room, or no copy can run now (closed store, capture of a graph).
         """
         with self._lock:
-            self._settle()
             if self._closed:
                 raise OSError(errno.EBUSY, "the store is closed")
-            if self._device.capturing():
+            if not self._settle():
                 raise OSError(errno.EBUSY, "a graph is being captured, which moves nothing")
             if not self._alive:
                 self._number = 0
@@ -442,6 +461,8 @@ class CpuStore:
 
     def prefetch(self, slot: CpuSlot) -> None:
         """Start to copy a slot's bytes back, if the window has room."""
+        if slot.loaded is not None:
+            return
         with self._lock:
             self._settle()
             self._in.prefetch(slot)
@@ -457,9 +478,10 @@ class CpuStore:
         self._freed.append(slot)
         # If a method of this store is active, in this thread or another one, the next method call
         # does it.
-        while self._freed and not self._device.capturing() and self._lock.acquire(blocking=False):
+        settled = True
+        while settled and self._freed and self._lock.acquire(blocking=False):
             try:
-                self._settle()
+                settled = self._settle()
             finally:
                 self._lock.release()
 
@@ -469,10 +491,14 @@ class CpuStore:
             self._closed = True
             self._settle()
 
-    def _settle(self) -> None:
-        """Drop what was held for finished copies."""
+    def _settle(self) -> bool:
+        """Drop what was held for finished copies.
+
+        Returns:
+            False while a graph is captured, which to ask an event would make invalid.
+        """
         if self._device.capturing():
-            return  # querying an event would invalidate the capture
+            return False
         self._out.settle()
         while self._freed:
             self._forget(self._freed.popleft())
@@ -481,6 +507,7 @@ class CpuStore:
             self._out.finish()
             self._in.finish()
             self._memory.close()
+        return True
 
     def _forget(self, slot: CpuSlot) -> None:
         del self._alive[slot.number]

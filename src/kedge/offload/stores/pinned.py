@@ -10,6 +10,7 @@ import errno
 import mmap
 import sys
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -93,9 +94,7 @@ class PinnedRanges:
         start = taken.start
         end = start + taken.size
         block.free.release(start, taken.size)
-        # Copies to the range have waited for its earlier events.
-        block.busy = [row for row in block.busy if not start <= row[0] < row[1] <= end]
-        block.busy += [(start, end, event) for event in busy]
+        block.busy.extend((start, end, event) for event in busy)
 
     def close(self) -> None:
         """Return all memory to the system; waits for the copies from and to it."""
@@ -204,16 +203,18 @@ class _Block:
             given = torch.frombuffer(_map(size), dtype=torch.uint8)
         self.host = given
         self.free = FreeRanges(size)
-        self.busy: list[tuple[int, int, Any]] = []
+        self.busy: deque[tuple[int, int, Any]] = deque()
         self.pinned = False
 
     def pending(self, start: int, end: int, device: CopyDevice) -> list[Any]:
-        """Return the events to wait for before bytes are written; forgets those that are reached."""
-        rows = [row for row in self.busy if row[0] < end and start < row[1]]
-        waiting = [row for row in rows if not device.reached(row[2])]
-        if len(waiting) < len(rows):
-            self.busy = [row for row in self.busy if row not in rows or row in waiting]
-        return [event for _, _, event in waiting]
+        """Return the events to wait for before bytes are written.
+
+        Those that are reached are forgotten, in the order in which they came, up to the first that
+        is not.
+        """
+        while self.busy and device.reached(self.busy[0][2]):
+            self.busy.popleft()
+        return [event for begun, ended, event in self.busy if begun < end and start < ended]
 
 
 def _map(size: int) -> mmap.mmap:

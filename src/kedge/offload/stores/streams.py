@@ -100,11 +100,11 @@ class CopyDevice:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
     def copy(self, target: Tensor, source: Tensor, stream: torch.Stream) -> None:
-        """Queue a copy on a stream, without waiting.
+        """Queue a copy on a stream, without waiting; one thread at a time does.
 
         PyTorch itself detects whether the memory is pinned.
         """
-        with torch.no_grad(), accelerators.on(stream):
+        with stream:
             target.copy_(source, non_blocking=True)
 
     def lend(self, tensor: Tensor, stream: torch.Stream) -> bool:

@@ -175,8 +175,85 @@ def _shapes(shapes: list[tuple[int, ...]]) -> str:
     return " ".join(shown)
 
 
-class OutsideListing(TorchFunctionMode):
-    """A listing of the operations of this thread outside of modules; see Note [Outside of modules].
+@dataclass(frozen=True, slots=True)
+class OutsideOperation:
+    """One operation that has just run outside of modules.
+
+    Attributes:
+        name: The function's name.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        made: The tensors that it made or changed, as far as their numbers can be read.
+        frame: The frame of the program's line.
+        begun: What `OutsideOperations.begins` returned before it ran.
+    """
+
+    name: str
+    args: Any
+    kwargs: Any
+    made: list[Tensor]
+    frame: FrameType
+    begun: Any
+
+
+class OutsideOperations(TorchFunctionMode):
+    """A mode that sees the operations of this thread outside of modules; see Note [Outside of modules]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._up = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function; note it if it is an operation."""
+        if not self._up or is_compiling():
+            return func(*args, **(kwargs or {}))
+        # Modes of the program see its own calls alone.
+        with torch.no_grad(), modes.without_function_modes():
+            begun = self.begins(args, kwargs)
+        result = func(*args, **(kwargs or {}))
+        if self._up:
+            with torch.no_grad(), modes.without_function_modes():
+                self._see(func, args, kwargs, result, begun)
+        return result
+
+    def _see(self, func: Any, args: Any, kwargs: Any, result: Any, begun: Any) -> None:
+        if getattr(func, "__name__", "") == "backward":
+            self.backward_ended()
+            return
+        name = name_of(func)
+        if not name:
+            return
+        made = _made(name, args, result)
+        if not made or in_backward():
+            return
+        frame = _line_outside(sys._getframe(1))
+        if frame is not None:
+            self.made(OutsideOperation(name, args, kwargs, made, frame, begun))
+
+    def begins(self, args: Any, kwargs: Any) -> Any:
+        """Called before each function; returns what `made` is to know of that moment."""
+
+    def made(self, operation: OutsideOperation) -> None:
+        """Called after each operation."""
+
+    def backward_ended(self) -> None:
+        """Called after each call of ``backward`` on a tensor."""
+
+    def start(self) -> Self:
+        """Begin to see the operations of this thread."""
+        modes.push_function_mode(self)
+        self._up = True
+        return self
+
+    def stop(self) -> None:
+        """Stop; the program's own modes above stay where they are."""
+        if self._up:
+            self._up = False
+            modes.take_off(self)
+
+
+class OutsideListing(OutsideOperations):
+    """A listing of the operations of this thread outside of modules.
 
     Args:
         after_backward: Called after each call of ``backward`` on a tensor.
@@ -186,61 +263,24 @@ class OutsideListing(TorchFunctionMode):
         super().__init__()
         self.after_backward = after_backward
         self._rows: dict[tuple[str, str, int], FunctionOperation] = {}
-        self._up = False
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function; list it if it is an operation."""
-        result = func(*args, **(kwargs or {}))
-        if self._up and not is_compiling():
-            # Modes of the program see its own calls alone.
-            with torch.no_grad(), modes.without_function_modes():
-                self._see(func, args, kwargs, result)
-        return result
-
-    def _see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if getattr(func, "__name__", "") == "backward" and self.after_backward is not None:
+    def backward_ended(self) -> None:
+        """Called after each call of ``backward`` on a tensor."""
+        if self.after_backward is not None:
             self.after_backward()
-            return
-        name = name_of(func)
-        if not name:
-            return
-        made = _made(name, args, result)
-        if not made or in_backward():
-            return
-        frame = _line_outside(sys._getframe(1))
-        if frame is None:
-            return
 
-        source = source_of(frame)
-        place = name, source.file, source.line
-        row = self._rows.setdefault(place, FunctionOperation(name, source))
+    def made(self, operation: OutsideOperation) -> None:
+        """List an operation."""
+        source = source_of(operation.frame)
+        place = operation.name, source.file, source.line
+        row = self._rows.setdefault(place, FunctionOperation(operation.name, source))
         if not row.calls:
-            given = leaves.find((args, kwargs))
+            given = leaves.find((operation.args, operation.kwargs))
             row.inputs = [leaves.shape_of(tensor) for _, tensor in given]
-            row.outputs = [tuple(tensor.shape) for tensor in made]
+            row.outputs = [tuple(tensor.shape) for tensor in operation.made]
         row.calls += 1
-        for tensor in made:
+        for tensor in operation.made:
             row.add(tensor)
-
-    def start(self) -> Self:
-        """Begin to list the operations of this thread."""
-        modes.push_function_mode(self)
-        self._up = True
-        return self
-
-    def stop(self) -> None:
-        """Stop; the program's own modes above stay where they are."""
-        if not self._up:
-            return
-        self._up = False
-        above: list[Any] = []
-        while modes.function_modes():
-            top = modes.pop_function_mode()
-            if top is self:
-                break
-            above.append(top)
-        for other in reversed(above):
-            modes.push_function_mode(other)
 
     def operations(self) -> FunctionOperations:
         """Return the operations listed so far."""
@@ -300,4 +340,4 @@ def list_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Funct
     return listing.operations()
 
 
-untraced(OutsideListing.__torch_function__)
+untraced(OutsideOperations.__torch_function__)

@@ -194,17 +194,21 @@ def test_graphviz_draws_it(wild, resnet):
         assert ended.stderr == ""
         assert expected in words
         assert drawn._repr_svg_().startswith("<svg")
-        assert drawn._repr_html_() is None
 
 
-def test_without_graphviz_the_error_says_what_to_do(resnet, monkeypatch):
-    """Where dot is missing, an SVG is refused with what to install, and a notebook shows the table."""
+@pytest.mark.filterwarnings("ignore::kedge.errors.NeverFiredWarning")
+def test_without_graphviz_kedge_draws_it(wild, resnet, monkeypatch):
+    """Where dot is missing, Kedge draws the same boxes itself, and names come out as they are."""
     monkeypatch.setenv("PATH", "")
 
-    with pytest.raises(CannotDraw, match="install graphviz"):
-        resnet.svg()
-    assert resnet._repr_svg_() is None
-    assert "<td" in resnet._repr_html_()
+    for drawn, expected in ((wild, WILD), (resnet, "ResNetForImageClassification")):
+        svg = drawn.svg(depth=9)
+        words = list(ET.fromstring(svg).itertext())
+        boxes = drawn.dot(depth=9).count("[label=")
+
+        assert expected in "".join(words)
+        assert svg.count('<g class="box') == boxes
+        assert drawn._repr_svg_().startswith("<svg")
 
 
 def test_it_prints_as_a_table(resnet):

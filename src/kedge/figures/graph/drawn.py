@@ -1,4 +1,7 @@
-"""The autograd graph of a forward: `graph` reads it, `Graph` writes and draws it."""
+"""The graph of a forward: `graph` reads it, `Graph` writes and draws it.
+
+It is the one that autograd builds, or, where nothing requires grad, that of the operations.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ from torch import Tensor, nn
 
 from kedge import notebook
 from kedge.errors import CannotDraw, NoSiteMatched
-from kedge.figures.graph.dot import GraphLabels, written
-from kedge.figures.graph.folding import fold
+from kedge.figures.graph.dot import written
+from kedge.figures.graph.folding import FoldedGraph, fold
+from kedge.figures.graph.labels import GraphLabels
 from kedge.figures.graph.placing import by_parameters, by_use
-from kedge.inspection.autograd_graph import GraphNode, following, read_graph
-from kedge.short_text import sized
+from kedge.figures.graph.without_dot import drawn_here
+from kedge.inspection.autograd_graph import GraphNode, read_graph
+from kedge.inspection.forward_graph import forward_graph
+from kedge.short_text import counted, sized
 from kedge.sites import leaves
 from kedge.sites.select import Selector, runs, type_names
 from kedge.torch_internals import dynamo
@@ -26,7 +32,7 @@ _COLUMNS = ("module", "operations", "saved", "hooks")
 
 
 class Graph(notebook.Printed):
-    """A drawing of an autograd graph: plain numbers and names, which keep nothing of the graph alive.
+    """A drawing of a forward's graph: plain numbers and names, which keep nothing of the graph alive.
 
     ``print(graph)`` prints a table by module; `dot` and `svg` return the drawing, and a notebook
     shows it.
@@ -34,13 +40,21 @@ class Graph(notebook.Printed):
     Attributes:
         nodes: The nodes in the order of execution, leaves first.
         followed: Whether Kedge followed the calls of modules during the forward.
+        of_autograd: Whether it is autograd's graph; otherwise nothing required grad, and it is that
+            of the forward's operations.
     """
 
     def __init__(
-        self, nodes: Iterable[GraphNode], types: dict[str, tuple[str, ...]], *, followed: bool
+        self,
+        nodes: Iterable[GraphNode],
+        types: dict[str, tuple[str, ...]],
+        *,
+        followed: bool,
+        of_autograd: bool = True,
     ) -> None:
         self.nodes = tuple(nodes)
         self.followed = followed
+        self.of_autograd = of_autograd
         self._types = types
 
     def __len__(self) -> int:
@@ -68,6 +82,9 @@ class Graph(notebook.Printed):
             NoSiteMatched: If the selector matches no module of the graph.
             CannotDraw: If `most` is below 1 or `depth` below 0.
         """
+        return written(self._folded(depth, expand, most), self._labels())
+
+    def _folded(self, depth: int | None, expand: str | None, most: int) -> FoldedGraph:
         if most < 1 or (depth is not None and depth < 0):
             raise CannotDraw(
                 f"depth={depth} and most={most}: a drawing needs at least one box, "
@@ -76,24 +93,26 @@ class Graph(notebook.Printed):
         opened: set[str] = set()
         if expand is not None:
             opened = self._paths(expand)
-        folded = fold(self.nodes, depth, most, opened)
+        return fold(self.nodes, depth, most, opened)
+
+    def _labels(self) -> GraphLabels:
         types = {path: names[0] for path, names in self._types.items() if names}
-        return written(folded, GraphLabels(types, self._head()))
+        legend = "arrows go with the data"
+        if self.of_autograd:
+            legend += "; the darker, the more is saved; blue frames have hooks"
+        return GraphLabels(types, self._head(), legend)
 
     def svg(self, *, depth: int | None = None, expand: str | None = None, most: int = MOST) -> str:
         """Return the graph as SVG; the arguments are those of `dot`.
 
+        Graphviz draws it if it is installed, otherwise Kedge itself, with a simpler layout.
+
         Raises:
-            CannotDraw: If graphviz is not installed or fails; other errors as in `dot`.
+            CannotDraw: If graphviz fails; other errors as in `dot`.
         """
         program = shutil.which("dot")
         if program is None:
-            raise CannotDraw(
-                "an SVG of a graph needs graphviz's program dot, "
-                "which this machine does not have: "
-                "install graphviz (apt-get install graphviz), "
-                "or draw the text, Graph.dot(), on another machine"
-            )
+            return drawn_here(self._folded(depth, expand, most), self._labels())
         text = self.dot(depth=depth, expand=expand, most=most)
         ended = subprocess.run(  # noqa: S603
             [program, "-Tsvg"], input=text, capture_output=True, text=True, check=False
@@ -103,8 +122,13 @@ class Graph(notebook.Printed):
         return ended.stdout[ended.stdout.index("<svg") :]
 
     def __str__(self) -> str:
-        """Return a table of operations, bytes and hooks for each outermost module and the rest."""
+        """Return a table for each outermost module and the rest.
+
+        It has their operations, and the bytes and hooks of autograd's graph.
+        """
         table = [_COLUMNS, *self._rows()]
+        if not self.of_autograd:
+            table = [row[:2] for row in table]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [self._head(), ""]
         for row in table:
@@ -113,18 +137,13 @@ class Graph(notebook.Printed):
             lines.append("  ".join(cells).rstrip())
         return "\n".join(lines)
 
-    def _repr_svg_(self) -> str | None:
-        if not shutil.which("dot"):
-            return None
+    def _repr_svg_(self) -> str:
         return self.svg()
-
-    def _repr_html_(self) -> str | None:
-        if shutil.which("dot"):
-            return None
-        return notebook.table(_COLUMNS, self._rows(), title=self._head(), align="mrrr")
 
     def _head(self) -> str:
         operations = sum(node.kind == "operation" for node in self.nodes)
+        if not self.of_autograd:
+            return f"{counted(operations, 'operation')}; nothing requires grad"
         hooks = sum(len(node.hooks) for node in self.nodes)
         return (
             f"{operations:,} operations, {sized(self.bytes)} saved for backward, "
@@ -169,10 +188,11 @@ class Graph(notebook.Printed):
 
 
 def graph(results: Any | Callable[[], Any], model: nn.Module | None = None) -> Graph:
-    """Return the autograd graph of a result: ``graph(lambda: loss_of(model(x), y), model)``.
+    """Return the graph of a forward: ``graph(lambda: loss_of(model(x), y), model)``.
 
-    Call it before backward, which frees the saved tensors. Reading neither runs nor unpacks nor
-    changes the graph.
+    It is autograd's graph, with what is saved for backward; or that of the forward's operations, if
+    nothing requires grad, as under ``torch.no_grad()``. Call it before backward, which frees the
+    saved tensors. Reading neither runs nor unpacks nor changes the graph.
 
     Args:
         results: A function that runs the forward and returns its result: then Kedge follows the
@@ -186,7 +206,8 @@ def graph(results: Any | Callable[[], Any], model: nn.Module | None = None) -> G
         The graph.
 
     Raises:
-        CannotDraw: If no tensor among the results requires grad, or `results` is a model.
+        CannotDraw: If no tensor among finished results requires grad, if a function returns none
+            and makes no visible operation either, or if `results` is a model.
     """
     if isinstance(results, nn.Module):
         raise CannotDraw(
@@ -194,36 +215,37 @@ def graph(results: Any | Callable[[], Any], model: nn.Module | None = None) -> G
             "a model has no graph until it is called; "
             "use graph(lambda: model(x), model)"
         )
-    followed = callable(results) and not isinstance(results, Tensor)
-    if not followed:
-        _check(results)
-        nodes = read_graph(results, model)
-    elif model is None:
-        made = results()
-        _check(made)
-        nodes = read_graph(made)
-    else:
-        with following(model) as calls:
-            made = results()
-        _check(made)
-        nodes = read_graph(made, model, calls)
-
     types: dict[str, tuple[str, ...]] = {}
     if model is not None:
         for path, module in modules_in(dynamo.unwrap(model)).items():
             if runs(module):
                 types[path] = type_names(module)
-    if not followed:
-        nodes = by_parameters(nodes, types)
-    return Graph(by_use(nodes), types, followed=followed)
+
+    if not callable(results) or isinstance(results, Tensor):
+        if not _requires_grad(results):
+            raise _no_graph(results, "; or give graph a function that runs it: lambda: model(x)")
+        nodes = by_parameters(read_graph(results, model), types)
+        return Graph(by_use(nodes), types, followed=False)
+
+    with forward_graph(model) as (forward, calls):
+        made = results()
+    if _requires_grad(made):
+        nodes = read_graph(made, model, calls)
+        return Graph(by_use(nodes), types, followed=True)
+    nodes = forward.nodes()
+    if not any(node.kind == "operation" for node in nodes):
+        raise _no_graph(made, "; its forward makes no visible operation either")
+    return Graph(by_use(nodes), types, followed=True, of_autograd=False)
 
 
-def _check(results: Any) -> None:
-    found = [tensor for _, tensor in leaves.find(results)]
-    if not any(tensor.requires_grad for tensor in found):
-        raise CannotDraw(
-            f"graph(...) got {leaves.describe(results)}, "
-            "and nothing in it requires grad, "
-            "so autograd has no graph of it; "
-            "run the forward with gradients on, not under torch.no_grad()"
-        )
+def _requires_grad(results: Any) -> bool:
+    return any(tensor.requires_grad for _, tensor in leaves.find(results))
+
+
+def _no_graph(results: Any, more: str) -> CannotDraw:
+    return CannotDraw(
+        f"graph(...) got {leaves.describe(results)}, "
+        "and nothing in it requires grad, "
+        "so autograd has no graph of it; "
+        f"run the forward with gradients on, not under torch.no_grad(){more}"
+    )

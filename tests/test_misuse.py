@@ -305,6 +305,7 @@ WRONG = [
         "layout=a tuple: give a function of the value",
     ),
     ("recipes.Tokens(14)", "Tokens(grid=14): grid is the numbers of rows and columns"),
+    ("recipes.deep_lift(model, baseline='black')", "baseline is a number or a tensor"),
     ("recipes.integrated_gradients(model, steps=0)", "integrated_gradients(steps=0"),
     ("recipes.smoothgrad(model)", "smoothgrad takes an attribution, not the module Net"),
     ("recipes.smoothgrad(recipes.saliency(model), samples='5')", "samples='5'"),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kedge.features.tables import FeatureTable, feature_table, stored_table
     from kedge.figures.graph.drawn import Graph
     from kedge.recipes.attribution.attribution import Attribution, gradient, saliency
+    from kedge.recipes.attribution.deep_lift import deep_lift
     from kedge.recipes.attribution.gradcam import Tokens, grad_cam
     from kedge.recipes.attribution.integrated import integrated_gradients
     from kedge.recipes.attribution.rectifiers import deconvnet, guided_backprop
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "recipes.attribution.attribution": ("Attribution", "gradient", "saliency"),
+    "recipes.attribution.deep_lift": ("deep_lift",),
     "recipes.attribution.gradcam": ("Tokens", "grad_cam"),
     "recipes.attribution.integrated": ("integrated_gradients",),
     "recipes.attribution.rectifiers": ("deconvnet", "guided_backprop"),
@@ -76,6 +78,7 @@ __all__ = [
     "ablate",
     "contrast",
     "deconvnet",
+    "deep_lift",
     "extract",
     "feature_table",
     "frechet_distance",

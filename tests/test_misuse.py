@@ -307,6 +307,8 @@ WRONG = [
     ("recipes.Tokens(14)", "Tokens(grid=14): grid is the numbers of rows and columns"),
     ("recipes.deep_lift(model, baseline='black')", "baseline is a number or a tensor"),
     ("recipes.integrated_gradients(model, steps=0)", "integrated_gradients(steps=0"),
+    ("recipes.blocks(images, images)", "blocks takes a model first"),
+    ("recipes.logit_lens(model, images)", "no list of blocks of one class"),
     ("recipes.smoothgrad(model)", "smoothgrad takes an attribution, not the module Net"),
     ("recipes.smoothgrad(recipes.saliency(model), samples='5')", "samples='5'"),
     ("recipes.ablate(model)", "missing a required argument: 'sites'; it takes model, sites,"),

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from kedge.recipes.interventions.ablation import Ablation, Means, ablate, means, resample
     from kedge.recipes.interventions.patching import Patching, patch
     from kedge.recipes.interventions.steering import Steering, contrast, steer
+    from kedge.recipes.lens import logit_lens
+    from kedge.recipes.transformer_parts import Blocks, blocks
 
 _HOME = {
     "recipes.attribution.attribution": ("Attribution", "gradient", "saliency"),
@@ -43,6 +45,8 @@ _HOME = {
     "recipes.attribution.integrated": ("integrated_gradients",),
     "recipes.attribution.rectifiers": ("deconvnet", "guided_backprop"),
     "recipes.attribution.smoothing": ("smoothgrad",),
+    "recipes.transformer_parts": ("Blocks", "blocks"),
+    "recipes.lens": ("logit_lens",),
     "features.extract": ("Features", "extract"),
     "figures.graph.drawn": ("Graph",),
     "recipes.interventions.ablation": ("Ablation", "Means", "ablate", "means", "resample"),
@@ -62,6 +66,7 @@ _HOME = {
 __all__ = [
     "Ablation",
     "Attribution",
+    "Blocks",
     "Covariance",
     "FeatureTable",
     "Features",
@@ -76,6 +81,7 @@ __all__ = [
     "Tokens",
     "TopK",
     "ablate",
+    "blocks",
     "contrast",
     "deconvnet",
     "deep_lift",
@@ -86,6 +92,7 @@ __all__ = [
     "gradient",
     "guided_backprop",
     "integrated_gradients",
+    "logit_lens",
     "means",
     "patch",
     "resample",

@@ -307,6 +307,11 @@ WRONG = [
     ("recipes.Tokens(14)", "Tokens(grid=14): grid is the numbers of rows and columns"),
     ("recipes.deep_lift(model, baseline='black')", "baseline is a number or a tensor"),
     ("recipes.integrated_gradients(model, steps=0)", "integrated_gradients(steps=0"),
+    ("recipes.route(model, 'conv')", "missing a required argument: 'into'"),
+    (
+        "recipes.route(model, 'conv', into='fc', by=3)",
+        "route(by=3): by is a function of two values",
+    ),
     ("recipes.blocks(images, images)", "blocks takes a model first"),
     ("recipes.logit_lens(model, images)", "no list of blocks of one class"),
     ("recipes.smoothgrad(model)", "smoothgrad takes an attribution, not the module Net"),

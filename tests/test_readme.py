@@ -60,6 +60,8 @@ def test_a_line_of_the_table_runs(line):
         return
     found = eval(line, names)
     assert found is not None
-    if line.startswith(("kedge.hook", "kedge.offload", "recipes.ablate", "recipes.steer")):
+    if line.startswith(
+        ("kedge.hook", "kedge.offload", "recipes.ablate", "recipes.route", "recipes.steer")
+    ):
         with found:
             model(x).sum().backward()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kedge.recipes.attribution.smoothing import smoothgrad
     from kedge.recipes.interventions.ablation import Ablation, Means, ablate, means, resample
     from kedge.recipes.interventions.patching import Patching, patch
+    from kedge.recipes.interventions.routing import Route, route
     from kedge.recipes.interventions.steering import Steering, contrast, steer
     from kedge.recipes.lens import logit_lens
     from kedge.recipes.transformer_parts import Blocks, blocks
@@ -51,6 +52,7 @@ _HOME = {
     "figures.graph.drawn": ("Graph",),
     "recipes.interventions.ablation": ("Ablation", "Means", "ablate", "means", "resample"),
     "recipes.interventions.patching": ("Patching", "patch"),
+    "recipes.interventions.routing": ("Route", "route"),
     "recipes.interventions.steering": ("Steering", "contrast", "steer"),
     "features.reduce": (
         "Covariance",
@@ -77,6 +79,7 @@ __all__ = [
     "Patching",
     "Quantiles",
     "Reducer",
+    "Route",
     "Steering",
     "Tokens",
     "TopK",
@@ -96,6 +99,7 @@ __all__ = [
     "means",
     "patch",
     "resample",
+    "route",
     "saliency",
     "smoothgrad",
     "steer",

@@ -57,7 +57,7 @@ class RoutedForward:
     put: dict[str, Taken] = field(default_factory=dict)
 
 
-class Take:
+class RouteSource:
     """The action of a route's source; made by `Route`."""
 
     recomputes = True
@@ -96,7 +96,7 @@ class Route:
             )
         self.by = by
         self.gradient = gradient
-        self.take = Take(self._note)
+        self.take = RouteSource(self._note)
         self._forwards: dict[tuple[int, str], RoutedForward] = {}
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ _PASSES = 8
 
 
 @dataclass
-class Taken:
+class RoutedValue:
     """The newest value of the source in one forward.
 
     Attributes:
@@ -51,10 +51,10 @@ class RoutedForward:
         put: What each call of a target got.
     """
 
-    newest: Taken | None = None
-    again: Taken | None = None
+    newest: RoutedValue | None = None
+    again: RoutedValue | None = None
     names: set[str] = field(default_factory=set)
-    put: dict[str, Taken] = field(default_factory=dict)
+    put: dict[str, RoutedValue] = field(default_factory=dict)
 
 
 class RouteSource:
@@ -125,11 +125,11 @@ class Route:
         here.names.add(name)
         here.newest = self._taken(name, value)
 
-    def _taken(self, name: str, value: Tensor) -> Taken:
+    def _taken(self, name: str, value: Tensor) -> RoutedValue:
         kept = value
         if not self.gradient:
             kept = value.detach()
-        return Taken(name, kept.clone(), torch.is_grad_enabled())
+        return RoutedValue(name, kept.clone(), torch.is_grad_enabled())
 
     def put(self, value: Tensor, event: Event) -> Tensor:
         """Action of a target.
@@ -160,7 +160,7 @@ class Route:
             )
         return self._combined(value, taken, name)
 
-    def _combined(self, value: Tensor, taken: Taken, name: str) -> Tensor:
+    def _combined(self, value: Tensor, taken: RoutedValue, name: str) -> Tensor:
         if self.by is not None:
             return self.by(value, taken.value.clone())
         if taken.value.shape != value.shape or taken.value.dtype != value.dtype:

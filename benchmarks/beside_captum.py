@@ -26,7 +26,14 @@ import captum.attr
 import torch
 from torch import Tensor, nn
 
-from kedge.recipes import deconvnet, grad_cam, guided_backprop, integrated_gradients, saliency
+from kedge.recipes import (
+    deconvnet,
+    deep_lift,
+    grad_cam,
+    guided_backprop,
+    integrated_gradients,
+    saliency,
+)
 
 TARGET = 3
 Ask = Callable[[Tensor], Tensor]
@@ -113,6 +120,10 @@ def methods(model: nn.Module, site: str) -> dict[str, tuple[Ask, Ask]]:
         "integrated": (
             integrated_gradients(model, TARGET, steps=20, at_once=20),
             partial(captum.attr.IntegratedGradients(model).attribute, target=TARGET, n_steps=20),
+        ),
+        "deep_lift": (
+            deep_lift(model, TARGET),
+            partial(captum.attr.DeepLift(model).attribute, target=TARGET),
         ),
         "grad_cam": (
             lambda x: grad_cam(model, site, TARGET, size=None)(x).unsqueeze(1),

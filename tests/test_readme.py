@@ -44,7 +44,14 @@ def test_a_line_of_the_table_runs(line):
     """A command exists; a hook or a block serves for a step of training; anything else returns a value."""
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     x = torch.randn(3, 4)
+    block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    gpt = nn.Sequential(
+        nn.Embedding(9, 8),
+        nn.TransformerEncoder(block, 2, enable_nested_tensor=False),
+        nn.Linear(8, 9),
+    ).eval()
     names = {
+        "gpt": gpt, "tokens": torch.tensor([[1, 4, 2]]),
         "kedge": kedge, "torch": torch, "model": model, "x": x, "recipes": recipes, "figures": figures, "f": lambda module, args, output: None,
         "pack": lambda tensor: tensor, "unpack": lambda tensor: tensor,
     }  # fmt: skip
@@ -53,6 +60,8 @@ def test_a_line_of_the_table_runs(line):
         return
     found = eval(line, names)
     assert found is not None
-    if line.startswith(("kedge.hook", "kedge.offload", "recipes.ablate", "recipes.steer")):
+    if line.startswith(
+        ("kedge.hook", "kedge.offload", "recipes.ablate", "recipes.route", "recipes.steer")
+    ):
         with found:
             model(x).sum().backward()

@@ -27,24 +27,32 @@ if TYPE_CHECKING:
     from kedge.features.tables import FeatureTable, feature_table, stored_table
     from kedge.figures.graph.drawn import Graph
     from kedge.recipes.attribution.attribution import Attribution, gradient, saliency
+    from kedge.recipes.attribution.deep_lift import deep_lift
     from kedge.recipes.attribution.gradcam import Tokens, grad_cam
     from kedge.recipes.attribution.integrated import integrated_gradients
     from kedge.recipes.attribution.rectifiers import deconvnet, guided_backprop
     from kedge.recipes.attribution.smoothing import smoothgrad
     from kedge.recipes.interventions.ablation import Ablation, Means, ablate, means, resample
     from kedge.recipes.interventions.patching import Patching, patch
+    from kedge.recipes.interventions.routing import Route, route
     from kedge.recipes.interventions.steering import Steering, contrast, steer
+    from kedge.recipes.lens import logit_lens
+    from kedge.recipes.transformer_parts import Blocks, blocks
 
 _HOME = {
     "recipes.attribution.attribution": ("Attribution", "gradient", "saliency"),
+    "recipes.attribution.deep_lift": ("deep_lift",),
     "recipes.attribution.gradcam": ("Tokens", "grad_cam"),
     "recipes.attribution.integrated": ("integrated_gradients",),
     "recipes.attribution.rectifiers": ("deconvnet", "guided_backprop"),
     "recipes.attribution.smoothing": ("smoothgrad",),
+    "recipes.transformer_parts": ("Blocks", "blocks"),
+    "recipes.lens": ("logit_lens",),
     "features.extract": ("Features", "extract"),
     "figures.graph.drawn": ("Graph",),
     "recipes.interventions.ablation": ("Ablation", "Means", "ablate", "means", "resample"),
     "recipes.interventions.patching": ("Patching", "patch"),
+    "recipes.interventions.routing": ("Route", "route"),
     "recipes.interventions.steering": ("Steering", "contrast", "steer"),
     "features.reduce": (
         "Covariance",
@@ -60,6 +68,7 @@ _HOME = {
 __all__ = [
     "Ablation",
     "Attribution",
+    "Blocks",
     "Covariance",
     "FeatureTable",
     "Features",
@@ -70,12 +79,15 @@ __all__ = [
     "Patching",
     "Quantiles",
     "Reducer",
+    "Route",
     "Steering",
     "Tokens",
     "TopK",
     "ablate",
+    "blocks",
     "contrast",
     "deconvnet",
+    "deep_lift",
     "extract",
     "feature_table",
     "frechet_distance",
@@ -83,9 +95,11 @@ __all__ = [
     "gradient",
     "guided_backprop",
     "integrated_gradients",
+    "logit_lens",
     "means",
     "patch",
     "resample",
+    "route",
     "saliency",
     "smoothgrad",
     "steer",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,12 +12,13 @@ from kedge.calls.arguments import called_as, described
 from kedge.errors import AttributionError
 from kedge.flow import Event
 from kedge.recipes.attribution.attribution import INPUT, Attribution, Method
+from kedge.recipes.attribution.baseline import Baseline
 from kedge.recipes.attribution.copies import OverCopies
 from kedge.recipes.attribution.scores import Targets
 from kedge.recipes.model_run import name_of
 
 
-class StraightWay:
+class StraightWay(Baseline):
     """An action that puts each copy at another place between the baseline and the value.
 
     The places and their weights are those of the Gauss-Legendre rule on the interval from 0 to 1,
@@ -31,37 +32,17 @@ class StraightWay:
     verb = "integrate along"
 
     def __init__(self, baseline: float | Tensor, steps: int) -> None:
-        self.baseline = baseline
+        super().__init__(baseline)
         places, weights = np.polynomial.legendre.leggauss(steps)
         self.places = torch.from_numpy((places + 1) / 2)
         self.weights = torch.from_numpy(weights / 2)
-        self.differences: dict[str, Tensor] = {}
         self.first = 0
         self.copies = 1
-
-    def begin(self, values: Mapping[str, Tensor]) -> None:
-        """Note how far the values are from the baseline."""
-        self.differences = {name: value - self.of(value) for name, value in values.items()}
 
     def start(self, first: int, copies: int) -> None:
         """Begin another forward with the places from one on."""
         self.first = first
         self.copies = copies
-
-    def of(self, value: Tensor) -> Tensor:
-        """Return the baseline of a value.
-
-        Raises:
-            AttributionError: It does not fit.
-        """
-        baseline = torch.as_tensor(self.baseline, dtype=value.dtype, device=value.device).detach()
-        try:
-            return baseline.expand_as(value)
-        except RuntimeError as error:
-            raise AttributionError(
-                f"baseline has the shape {list(baseline.shape)}, which does not fit a value of "
-                f"{list(value.shape)}; give a number, one sample, or a baseline for each sample"
-            ) from error
 
     def __call__(self, value: Tensor, event: Event) -> Tensor | None:
         """Return the places of the copies that are in this forward."""
@@ -78,10 +59,6 @@ class StraightWay:
         weights = self.weights[first : first + parts.shape[1]].to(parts)
         weighted = parts * weights.view(1, -1, *[1] * (parts.dim() - 2))
         return weighted.sum(1)
-
-    def ended(self, name: str, summed: Tensor) -> Tensor:
-        """Return the mean gradient, times the whole way."""
-        return summed * self.differences[name]
 
 
 class Integrated(OverCopies):

@@ -98,13 +98,13 @@ class InPlaceRelus:
         ceiling = isinstance(model.get_submodule(site.path), nn.ReLU6)
         known = ceiling or operation.startswith("relu")
         joined = made.next_functions[0][0]
-        if known and joined is not None and _covers(joined, value):
+        if known and joined is not None and covers(joined, value):
             self.whole.add(joined)
         else:
             self.parts[without_call(str(site)).removesuffix(":out")] = None
 
 
-def _covers(node: Node, value: Tensor) -> bool:
+def covers(node: Node, value: Tensor) -> bool:
     """Whether a node works in place on a view, and the view has all of its tensor."""
     if operation_of(node) != "CopySlices":
         return False

@@ -148,6 +148,12 @@ WRONG = [
         "kedge.zero(model)",
         "zero(the module Net): too many positional arguments; it takes no arguments",
     ),
+    ("kedge.skip(2)", "skip(2): give a tensor, a function of the module's inputs, or nothing"),
+    ("kedge.skip(Net)", "skip(the class Net): give a tensor, a function"),
+    (
+        "kedge.skip(model, 'relu', 2)",
+        "skip(the module Net, 'relu', 2): too many positional arguments; it takes value;",
+    ),
     ("kedge.error_if(True)", "give it without calling it, as in kedge.error_if(kedge.nonfinite)"),
     ("kedge.error_if(kedge.nonfinite(images))", "error_if(a Tensor): the condition is a function"),
     (

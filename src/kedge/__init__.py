@@ -19,6 +19,7 @@ _HOME = {
     "actions.measure.meter": ("measure",),
     "actions.packed": ("packed",),
     "actions.record": ("record",),
+    "actions.skip": ("skip",),
     "examination.examine": ("examine",),
     "examination.model_sites": ("sites",),
     "features.extract": ("extract",),

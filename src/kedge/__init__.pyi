@@ -17,6 +17,7 @@ from kedge.actions.from_hook import from_hook as from_hook
 from kedge.actions.measure.meter import measure as measure
 from kedge.actions.packed import packed as packed
 from kedge.actions.record import record as record
+from kedge.actions.skip import skip as skip
 from kedge.examination.examine import examine as examine
 from kedge.examination.model_sites import sites as sites
 from kedge.features.extract import extract as extract

@@ -16,7 +16,7 @@ from kedge.sites.site import KINDS
 from kedge.watch.run.options import BEGINNING, ENDING
 from kedge.watch.run.summary import CHECKING
 
-NAMES = 32
+NAMES = 33
 IMPORT = """
 import importlib, sys, types
 

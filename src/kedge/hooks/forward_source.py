@@ -102,3 +102,78 @@ def calls_forward(kind: type[nn.Module], name: str) -> bool:
 _Called = tuple[Any, frozenset[str]]
 _forwards_called: WeakKeyDictionary[type[nn.Module], _Called] = WeakKeyDictionary()
 """For each class whose forward was read, its code, and the attributes whose ``forward`` it calls."""
+
+
+_STRUCTURES = {"tuple": "a tuple", "list": "a list", "dict": "a dict"}
+_DISPLAYS = {ast.Tuple: "a tuple", ast.List: "a list", ast.Dict: "a dict"}
+
+
+def structure_returned(module: nn.Module) -> str | None:
+    """Return what a module's forward returns, such as "a tuple", if that is surely no single tensor.
+
+    By its annotation, else by its ``return`` statements; None if these do not show it.
+    """
+    forward: Any = inspect.unwrap(module.forward)
+    function = getattr(forward, "__func__", forward)
+    annotated = _annotated(getattr(function, "__annotations__", {}).get("return"))
+    if annotated:
+        known = [_STRUCTURES.get(name.lower()) for name in annotated]
+        if all(known):
+            return known[0]
+        if all(name.endswith("Output") or name.lower() in _STRUCTURES for name in annotated):
+            return next(name for name in annotated if name.endswith("Output"))
+        return None
+    tree = source_of(function)
+    definition = next((node for node in tree.body if isinstance(node, ast.FunctionDef)), None)
+    if definition is None:
+        return None
+    returned = [_DISPLAYS.get(type(node.value)) for node in _returns(definition)]
+    if returned and all(returned):
+        return returned[0]
+    return None
+
+
+def _annotated(annotation: Any) -> list[str]:
+    """Return the names of the classes in an annotation, those of a union each."""
+    if annotation is None:
+        return []
+    text = annotation if isinstance(annotation, str) else None
+    if text is None:
+        text = getattr(annotation, "__qualname__", "") if isinstance(annotation, type) else ""
+        text = text if "[" not in str(annotation) and text else str(annotation)
+    try:
+        return list(_members(ast.parse(text, mode="eval").body))
+    except SyntaxError:  # of a class inside a function
+        return []
+
+
+def _members(node: ast.expr) -> Iterator[str]:
+    """Yield the last names of the classes in a union; of a generic one, that of the class."""
+    match node:
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            yield from _members(left)
+            yield from _members(right)
+        case ast.Subscript(value=of, slice=inside):
+            name = next(_members(of), "")
+            if name not in ("Union", "Optional"):
+                yield name
+            elif isinstance(inside, ast.Tuple):
+                for each in inside.elts:
+                    yield from _members(each)
+            else:
+                yield from _members(inside)
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            yield name
+        case _:
+            yield ast.unparse(node)
+
+
+def _returns(definition: ast.FunctionDef) -> Iterator[ast.Return]:
+    """Yield the ``return`` statements of a function, without those of functions inside it."""
+    waiting: list[ast.AST] = list(definition.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Return):
+            yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            waiting.extend(ast.iter_child_nodes(node))

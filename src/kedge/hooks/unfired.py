@@ -11,7 +11,7 @@ from torch import nn
 
 from kedge.hooks.attach import Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
-from kedge.hooks.firing.tap import Counts, Tap
+from kedge.hooks.firing.tap import Counts, Tap, skips
 from kedge.hooks.forward_source import attributes_read, calls_forward
 from kedge.hooks.operations.unfired import explain_op
 from kedge.hooks.target import HookedModel
@@ -62,6 +62,9 @@ def _explain_gate(tap: Tap, session: Attachments, now: Counts) -> Cause:
     uncalled = not tap.gate.called or now.calls == tap.since.calls
     if uncalled and now.passes == tap.since.passes:
         return _explain_unbegun(tap)
+    by_skip = _explain_by_skip(tap, session)
+    if by_skip is not None:
+        return by_skip
     if tap.site.kind == "saved":
         return _explain_saved(tap, session, now)
 
@@ -105,6 +108,23 @@ def _explain_unbegun(tap: Tap) -> Cause:
         "the model was not called",
         "call it inside the block, or before remove()",
     )
+
+
+def _explain_by_skip(tap: Tap, session: Attachments) -> Cause | None:
+    """Return the cause of a site inside a module that the session has skipped."""
+    gate = tap.gate
+    for other in session.taps:
+        if not (skips(other.action) and other.fired and other.gate.passes is gate.passes):
+            continue
+        skipped = other.gate.path
+        within = gate.path != skipped and (not skipped or f"{gate.path}.".startswith(f"{skipped}."))
+        at_it = gate.path == skipped and (tap.site.op is not None or tap.site.kind == "saved")
+        if within or at_it:
+            return Cause(
+                f"{other.label} at {other.site} keeps that module's forward from running",
+                "hook what is outside of it",
+            )
+    return None
 
 
 def _explain_operation(tap: Tap, session: Attachments) -> Cause | None:

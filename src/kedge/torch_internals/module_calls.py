@@ -1,13 +1,19 @@
 """The code with which PyTorch calls a module, its hooks and its forward.
 
 It identifies calls among the running frames.
+
+# Note [The forward of one call]
+PyTorch reads ``module.forward`` before it calls the forward-pre hooks, and keeps what it found in a
+variable of the call, which the function that calls the hooks and then the forward shares with it.
+So a forward-pre hook can put another function there: for this call alone, on its thread, and with
+nothing in the module or its class.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import CodeType, FrameType
+from types import CellType, CodeType, FrameType
 from typing import Any
 
 from torch import nn
@@ -77,6 +83,35 @@ def inside(code: CodeType | None, name: str) -> Iterator[int]:
 
 CALLS = frozenset(() if CALL is None else (id(CALL), *inside(CALL, "inner")))
 """The ids of all code from which a module's hooks and its forward are called."""
+
+
+_FORWARD = "forward_call"
+"""The name of the variable; see Note [The forward of one call]."""
+
+
+def forward_cell(module: nn.Module, frame: FrameType | None) -> CellType | None:
+    """Return the variable in which the call of a module that runs in a frame keeps the forward.
+
+    None if there is no such call or variable; see Note [The forward of one call].
+    """
+    call = next(calls_around(frame), None)
+    if call is None:
+        return None
+    here = call.f_locals
+    if here["self"] is not module:
+        return None
+    within: Any = here.get("inner")
+    shared = getattr(getattr(within, "__code__", None), "co_freevars", ())
+    if _FORWARD not in shared:
+        return None
+    cell: CellType = within.__closure__[shared.index(_FORWARD)]
+    return cell
+
+
+def shows_forward() -> bool:
+    """Whether this PyTorch keeps the forward of a call where a forward-pre hook can put another."""
+    constants = getattr(CALL, "co_consts", ())
+    return any(_FORWARD in getattr(constant, "co_freevars", ()) for constant in constants)
 
 
 def module_frame(frame: FrameType) -> FrameType:

@@ -187,6 +187,33 @@ def empty_entries(module: nn.Module) -> list[str]:
     return found
 
 
+def holds_parameters() -> bool:
+    """Whether this PyTorch shows where a module keeps its parameters, so that `put_parameter` works."""
+    return not _hidden
+
+
+def parameter_of(module: nn.Module, name: str) -> Tensor | None:
+    """Return what a module has as a parameter: in a replica of `DataParallel` it is an attribute."""
+    if name in own_parameters(module):
+        return own_parameters(module)[name]
+    held = vars(module).get(name)
+    return held if isinstance(held, Tensor) else None
+
+
+def put_parameter(module: nn.Module, name: str, value: Tensor) -> None:
+    """Put a tensor in the place of a parameter, also in what a recurrent module keeps of it."""
+    table: Any = own_parameters(module)
+    if name not in table:
+        table = vars(module)
+    old = table[name]
+    table[name] = value
+    flat = vars(module).get(REBUILT[0])
+    if isinstance(flat, list):
+        for place, held in enumerate(flat):
+            if held is old:
+                flat[place] = value
+
+
 def put_back(module: nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
     """Restore the buffers of a module, and remove all others."""
     present = dict(own_buffers(module))

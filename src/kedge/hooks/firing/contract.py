@@ -60,11 +60,6 @@ def check_edit(
             "may share its memory; return a new tensor instead (x * 2, not "
             "x.mul_(2))"
         )
-    if site.kind == "param":
-        raise EditError(
-            "an action returned a value at :param, where nothing can take it; edit "
-            ":param.grad or a module's :out"
-        )
     if not isinstance(result, Tensor):
         raise EditError(
             f"it returned a {type(result).__name__}; return a tensor, or None to keep the value"

@@ -163,7 +163,7 @@ class Tap:
     @property
     def observes(self) -> bool:
         """Whether the action promises never to return a value."""
-        return bool(getattr(self.action, "observes", False))
+        return observes(self.action)
 
     @property
     def label(self) -> str:
@@ -175,6 +175,16 @@ class Tap:
         if not name or isinstance(action, Bindable):
             return repr(action)
         return str(name)
+
+
+def observes(action: Any) -> bool:
+    """Whether an action promises never to return a value."""
+    return bool(getattr(action, "observes", False))
+
+
+def skips(action: Any) -> bool:
+    """Whether an action gives the output of a module in place of its forward."""
+    return getattr(action, "skips", False) is True
 
 
 _numbers = itertools.count(1)

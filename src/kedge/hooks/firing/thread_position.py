@@ -44,7 +44,7 @@ class GateNotes:
     __slots__ = ("_edges", "_firsts", "_inputs")
 
     def __init__(self) -> None:
-        self._firsts: dict[str, Any] = {}
+        self._firsts: dict[str, str] = {}
         self._edges: dict[Any, Any] = {}
         self._inputs: dict[Any, Any] = {}
 
@@ -53,9 +53,9 @@ class GateNotes:
         self._firsts.clear()
         self._inputs.clear()
 
-    def is_first(self, path: str, gate: Any) -> bool:
-        """Return whether a gate is the first of the pass to see a parameter, which several modules may hold."""
-        return self._firsts.setdefault(path, gate) is gate
+    def is_first(self, path: str, holder: str) -> bool:
+        """Return whether a module is the first of the pass to show a parameter, which several modules may hold."""
+        return self._firsts.setdefault(path, holder) == holder
 
     def leave_edges(self, gate: Any, edges: Any) -> None:
         """Leave the gradient edges of a call's inputs for a gate."""

@@ -28,9 +28,10 @@ from kedge.hooks.firing.given_inputs import GivenInputs
 from kedge.hooks.firing.measuring import measure_values
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
-from kedge.hooks.firing.tap import Spec, Tap
+from kedge.hooks.firing.tap import Spec, Tap, observes
 from kedge.hooks.firing.whole import ModuleGate
 from kedge.hooks.gates import compiled
+from kedge.hooks.gates.edited_parameters import EditedParameters, value_before
 from kedge.hooks.gates.gradients import (
     InputShare,
     edges_into,
@@ -39,6 +40,7 @@ from kedge.hooks.gates.gradients import (
     listen_share,
     measure_each,
 )
+from kedge.hooks.gates.skipped import apart, check_skipped, skip_forward
 from kedge.sites import leaves
 from kedge.sites.select import SitePlace
 from kedge.sites.site import Site
@@ -173,9 +175,12 @@ class OutputGate(ModuleGate):
 
 
 class InputGate(ModuleGate):
-    """Forward-pre hook that fires at a module's inputs and parameters: ``in``, ``in.grad``, ``param``; prepares ``in.share``."""
+    """Forward-pre hook that fires at a module's inputs and parameters: ``in``, ``in.grad``, ``param``; prepares ``in.share``.
 
-    kinds = ("in", "in.grad", "param")
+    Taps that skip the module are here, too, under the kind ``out``.
+    """
+
+    kinds = ("in", "in.grad", "param", "out")
     measured = ("in", "in.grad")
 
     def __init__(self, owner: Owner, passes: PassCounter, path: str, module: nn.Module) -> None:
@@ -277,6 +282,8 @@ class InputGate(ModuleGate):
                     raise
             self.owner.measuring += perf_counter() - start
             return None
+        if self.taps["out"]:
+            skip_forward(self, module, call, recompute)
         return self._structured(module, args, kwargs, call, recompute)
 
     def _in_graph(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -286,6 +293,12 @@ class InputGate(ModuleGate):
                 f'"{self.path}:in.share" cannot be followed inside compiled code; '
                 "run the model uncompiled"
             )
+        if any(tap.on for tap in self.taps["out"]):
+            raise CannotCompile(
+                f'"{self.path}:out" cannot be skipped inside compiled code, where its forward is '
+                "part of a graph; run the model uncompiled, or put another module in its place "
+                "before it is compiled"
+            )
         if _cannot_skip(self.taps["in.grad"]):
             raise CannotCompile(
                 f'"{self.path}:in.grad" cannot be followed inside compiled code; '
@@ -293,7 +306,7 @@ class InputGate(ModuleGate):
             )
         if not compiled.is_exported():
             for tap in self.taps["param"]:
-                compiled.show(tap, self.held(module, tap.site))
+                compiled.show(tap, self.held(module, tap))
         taps = self.taps["in"]
         if not taps:
             return None
@@ -346,20 +359,20 @@ class InputGate(ModuleGate):
     def _parameters(self, module: nn.Module, call: int, recompute: bool) -> None:
         for tap in self.taps["param"]:
             if tap.on and self.is_first(tap.site):
-                value = self.held(module, tap.site)
+                value = self.held(module, tap)
                 fire((tap,), value, self.passes.event(tap.site, call, recompute))
 
     def is_first(self, site: Site) -> bool:
-        """Whether this gate is the first of a pass to see a parameter, which several modules may hold."""
-        return self.passes.here.notes.is_first(site.path, self)
+        """Whether this gate's module is the first of a pass to show a parameter, which several may hold."""
+        return self.passes.here.notes.is_first(site.path, self.path)
 
-    def held(self, module: nn.Module, site: Site) -> Tensor:
-        """Return the current value of a parameter.
+    def held(self, module: nn.Module, tap: Tap) -> Tensor:
+        """Return the value of a parameter that a tap sees.
 
-        `torch.func.functional_call`, for one, replaces it for a call.
+        `torch.func.functional_call`, for one, replaces it for a call, and so do edits.
         """
-        name, param = self.params[site.path]
-        now = own_parameters(module).get(name)
+        name, param = self.params[tap.site.path]
+        now = value_before(module, name, tap.graph.key, own_parameters(module).get(name))
         if now is None or now is param:
             return param.detach()
         if leaves.own_part(param) is not param:  # FSDP gathers shards
@@ -425,12 +438,23 @@ class ModuleGates:
     before: dict[int, InputGate] = field(default_factory=dict)
     after: dict[int, OutputGate] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Begin without edited parameters."""
+        self.edited = EditedParameters(self.owner, self.passes)
+
     def place(self, place: SitePlace, spec: Spec) -> None:
         """Attach taps to the inputs or outputs of a module, or to their gradients."""
         site = place.site
         module = place.module
+        skipping, others = apart(spec)
+        if skipping is not None:
+            check_skipped(module, site, skipping.actions)
+            self._before(module, site.path).attach(skipping, site)
+        if others is None:
+            return
+        spec = others
         gate: InputGate | OutputGate
-        if site.kind in InputGate.kinds or site.kind == "in.share":
+        if site.kind.startswith("in"):
             gate = before = self._before(module, site.path)
             if site.leaf is not None:
                 site = replace(site, leaf=before.canonical(site.leaf))
@@ -445,10 +469,18 @@ class ModuleGates:
     def place_value(self, place: SitePlace, spec: Spec, model: nn.Module) -> None:
         """Attach taps to every module that holds a parameter, several for tied weights.
 
-        The first one called fires.
+        The first one called fires. Actions that may return a value are elsewhere; see Note [Edited
+        for a forward].
         """
         param = place.param
         if param is None:
+            return
+        observing = tuple(action for action in spec.actions if observes(action))
+        if len(observing) < len(spec.actions):
+            editing = tuple(action for action in spec.actions if not observes(action))
+            self.edited.place(place, spec._replace(actions=editing), model)
+            spec = spec._replace(actions=observing)
+        if not observing:
             return
         for path, module in modules_in(model).items():
             own = own_parameters(module)
@@ -485,6 +517,7 @@ class ModuleGates:
         """Drop the references to the model's parameters."""
         for gate in self.before.values():
             gate.params.clear()
+        self.edited.release()
 
     def _before(self, module: nn.Module, path: str) -> InputGate:
         gate = self.before.get(id(module))

@@ -62,6 +62,7 @@ from kedge.hooks.operations.gates import (
 )
 from kedge.hooks.operations.names import name_of, overwrites
 from kedge.hooks.placing.concealed import KedgeHook
+from kedge.hooks.placing.forward_calls import AROUND
 from kedge.hooks.placing.installed import ConcealedHook
 from kedge.hooks.placing.module_calls import OpenCalls
 from kedge.sites import leaves
@@ -399,8 +400,8 @@ def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
             if code == _ONWARD:
                 frame = _past_operate(frame)
                 continue
-            if code == _AGAIN and frame is not entry.frame:  # of another session
-                frame = frame.f_back
+            if code == AROUND or (code == _AGAIN and frame is not entry.frame):
+                frame = frame.f_back  # the forward is further out, or it is of another session
                 continue
             entry.function = function
             begun = None if below is None else below.f_code
@@ -416,6 +417,6 @@ def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
 OPERATE = id(_operate.__code__)
 _ONWARD = id(_onward.__code__)
 _AGAIN = next(inside(_wrap.__code__, "again"))
-_ENDS = CALLS | {OPERATE, _ONWARD, _AGAIN, id(fire.__code__)}
+_ENDS = CALLS | {AROUND, OPERATE, _ONWARD, _AGAIN, id(fire.__code__)}
 
 untraced(_run_again, OperationMode.__torch_function__, OperationMode.enter, OperationMode.leave)

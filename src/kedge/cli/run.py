@@ -82,6 +82,11 @@ class RunCommand:
             ),
         )
         parser.add_argument(
+            "--time",
+            action="store_true",
+            help="time each module in measured steps, forward and backward",
+        )
+        parser.add_argument(
             "--on",
             metavar="CODE=ACTION",
             action="append",
@@ -138,6 +143,7 @@ class RunCommand:
             on,
             rerun=not args.no_rerun,
             keep_steps=args.keep_steps,
+            time=args.time,
         )
         return _run(program, order, Output(name, args.force, args.quiet, args.strict))
 

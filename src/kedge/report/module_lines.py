@@ -122,6 +122,22 @@ class ModuleLine:
         """The newest share of exact zeros in its output."""
         return self._newest_of(self.sites.get("out"), "zero")
 
+    @cached_property
+    def forward(self) -> float | None:
+        """The median milliseconds of its forward, if the run was to time modules."""
+        return self._milliseconds(0)
+
+    @cached_property
+    def backward(self) -> float | None:
+        """The median milliseconds of its backward, if the run was to time modules."""
+        return self._milliseconds(1)
+
+    def _milliseconds(self, place: int) -> float | None:
+        timed = self.recording.timed_modules
+        if timed is None or self.path not in timed.medians:
+            return None
+        return _known(timed.medians[self.path][place] * 1e3)
+
     @property
     def broken(self) -> int:
         """The number of steps with a non-finite output or gradient, whichever are more."""
@@ -259,6 +275,16 @@ class FoldedLine(ModuleLine):
     def zero(self) -> float | None:
         """The median of the newest shares of exact zeros."""
         return _median(self.newest("zero"))
+
+    @cached_property
+    def forward(self) -> float | None:
+        """The median of their milliseconds of the forward."""
+        return _median(self.newest("forward"))
+
+    @cached_property
+    def backward(self) -> float | None:
+        """The median of their milliseconds of the backward."""
+        return _median(self.newest("backward"))
 
     @property
     def broken(self) -> int:

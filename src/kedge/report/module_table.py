@@ -122,6 +122,20 @@ _ZERO = ModuleColumn(
     lambda line: spread(line.newest("zero"), share=True),
     right=True,
 )
+_FORWARD = ModuleColumn(
+    "fwd ms",
+    6,
+    lambda line: spread(line.newest("forward")),
+    right=True,
+    key=lambda line: line.forward or float("nan"),
+)
+_BACKWARD = ModuleColumn(
+    "bwd ms",
+    6,
+    lambda line: spread(line.newest("backward")),
+    right=True,
+    key=lambda line: line.backward or float("nan"),
+)
 _BROKEN = ModuleColumn(
     NOT_FINITE,
     5,
@@ -183,6 +197,10 @@ def columns(
         figures["update"] = _wide_enough(_UPDATE, shown)
     if any(line.zero is not None for line in shown):
         figures["zero"] = _wide_enough(_ZERO, shown)
+    if any(line.forward is not None for line in shown):
+        figures["forward"] = _wide_enough(_FORWARD, shown)
+    if any(line.backward is not None for line in shown):
+        figures["backward"] = _wide_enough(_BACKWARD, shown)
     if any(line.broken > 0 for line in shown):
         figures["broken"] = _wide_enough(_BROKEN, shown)
 

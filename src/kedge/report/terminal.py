@@ -236,6 +236,8 @@ def _legend(shown_run: ShownRun, made: Sequence[ModuleLine], titles: set[str]) -
         "update: change of the parameters in one step, relative to their size. "
         "zero: share of exact zeros."
     )
+    if "fwd ms" in titles:
+        said += " fwd, bwd: the median time of a step's calls, and of their part of the backward."
 
     hidden = [name for name in ("update", "zero") if name not in titles]
     narrow = [name for name in hidden if any(line.newest(name) for line in made)]

@@ -101,6 +101,33 @@ class LoggedEvent(RunEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTimesEvent(RunEvent):
+    """The seconds that each called module took in one measured step, all its calls together.
+
+    Attributes:
+        step: The step.
+        paths: The modules, the outer ones first.
+        forward: Seconds of the forward, without Kedge's own.
+        backward: Seconds of the operations that the module's gradients came from; None if no
+            backward was seen.
+    """
+
+    kind = "module-times"
+    step: int
+    paths: tuple[str, ...]
+    forward: tuple[float | None, ...]
+    backward: tuple[float | None, ...]
+
+    def __post_init__(self) -> None:
+        """Raises `Misshapen` if there is not one time of each kind for each module."""
+        if not len(self.paths) == len(self.forward) == len(self.backward):
+            raise Misshapen(
+                f"has {len(self.paths)} modules, {len(self.forward)} times of the forward and "
+                f"{len(self.backward)} of the backward"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedEvent(RunEvent):
     """A rank other than 0 began to write."""
 

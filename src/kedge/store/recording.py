@@ -26,6 +26,7 @@ from kedge.store.events import (
     LedgerEvent,
     LedgerLine,
     LoggedEvent,
+    ModuleTimesEvent,
     RunEvent,
     SavedEvent,
     StoppedEvent,
@@ -39,6 +40,7 @@ from kedge.store.reading.ranks import RankedTable, RankShare, assemble, of_rank
 from kedge.store.reading.table import SitesInOne, StatsTable, tabulate
 from kedge.store.rows import FULL, QUANTILES, STATISTICS, Bools, Floats, Ints, Rows
 from kedge.store.sites import Root, SiteInfo, SitesByText, root_from, site_from
+from kedge.store.timed_modules import TimedModules, timed_in
 
 __all__ = ["FORMAT", "STATISTICS", "Recording", "Root", "Rows", "SiteInfo"]
 
@@ -253,6 +255,12 @@ class Recording(MissingAttributes):
         """What the program logged with `kedge.log`, by name: steps and values, of the lowest rank."""
         events = self.of(LoggedEvent)
         return logged_in(event for event in events if self.rank_of(event) == self.ranks[0])
+
+    @cached_property
+    def timed_modules(self) -> TimedModules | None:
+        """The times of modules, of the lowest rank; None unless the run was to time them."""
+        events = self.of(ModuleTimesEvent)
+        return timed_in([event for event in events if self.rank_of(event) == self.ranks[0]])
 
     def site(self, text: str) -> SiteInfo:
         """Return a site by its text; ``layer4`` is ``layer4:out``.

@@ -11,6 +11,7 @@ from kedge.hooks.firing.schedule import PassCounter
 from kedge.store.events import CompiledEvent
 from kedge.torch_internals import dynamo
 from kedge.watch.models.parked_hooks import StepHooks
+from kedge.watch.records.module_times import ModuleTimes
 from kedge.watch.records.record import TrainingRecord
 from kedge.watch.step import Step, StepKind
 from kedge.watch.steps.compiled_steps import CodeVariants, CompiledSteps
@@ -62,6 +63,12 @@ class StepKinds:
             self.hooks,
         )
         self._compiled_noted = False
+
+    def time_modules(self) -> None:
+        """Have the modules timed in measured steps."""
+        times = self.record.times = ModuleTimes(self.record.models.roots)
+        # Last, so that its hooks stand around those of all others.
+        self._handlers = (*self._handlers, times)
 
     def begin(self, finder: RemovableHandle) -> None:
         """Begin with the first step, and take over the hook that finds roots."""

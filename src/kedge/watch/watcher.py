@@ -122,6 +122,8 @@ class Watcher:
         seconds = record.first_step.seconds + self.models.passes.seconds + lines.seconds
         if self.acting is not None:
             seconds += self.acting.seconds
+        if record.times is not None:
+            seconds += record.times.seconds
         return seconds
 
     def __enter__(self) -> Self:

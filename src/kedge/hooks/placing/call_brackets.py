@@ -39,6 +39,20 @@ def bracket(stack: ExitStack, module: nn.Module, begin: Begin, end: End) -> None
         stack.callback(ConcealedHook(handle).remove)
 
 
+def bracket_hooks(stack: ExitStack, module: nn.Module, begun: Begin, ended: End) -> None:
+    """Call functions when the pre-hooks of each call have run, and when its forward hooks have.
+
+    With `bracket` around them, the hooks of a module lie between two moments before its forward and
+    two behind it. Arguments as those of `bracket`.
+    """
+    handles = (
+        module.register_forward_pre_hook(BracketBegins(begun), with_kwargs=True),
+        module.register_forward_hook(BracketEnds(ended), always_call=True),
+    )
+    for handle in handles:
+        stack.callback(ConcealedHook(handle).remove)
+
+
 class BracketBegins(KedgeHook):
     """Forward-pre hook of a bracket."""
 

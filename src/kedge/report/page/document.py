@@ -15,6 +15,7 @@ from kedge.report.page.figures import figure
 from kedge.report.page.modules import folds_of, groups_of, modules_of, owners_of
 from kedge.report.page.sheets import sheets_of, shown_steps
 from kedge.report.page.step_bins import Bins, Grouping
+from kedge.report.page.timed_sites import with_times
 from kedge.report.positions import last_positions
 from kedge.report.program_line import line_of_finding, line_of_site
 from kedge.report.shown_run import ShownRun
@@ -66,7 +67,6 @@ def condense(shown_run: ShownRun) -> Document:
     wanted = [finding.step for finding in findings if finding.step >= 0]
     shown = shown_steps(recording)
     bins = Bins.of(np.union1d(shown, np.array(wanted, dtype=np.int64)), wanted, recording.steps)
-    sheets, tables = sheets_of(recording, bins).packed()
     ranks, of_ranks = _ranks(recording, bins)
     modules, owners = modules_of(shown_run), owners_of(recording)
 
@@ -90,6 +90,8 @@ def condense(shown_run: ShownRun) -> Document:
     sites = []
     for site, group in zip(recording.sites, groups_of(recording), strict=True):
         sites.append(_site(recording, site) | {"group": group})
+    sites, all_sheets = with_times(recording, sites, sheets_of(recording, bins))
+    sheets, tables = all_sheets.packed()
     said = headline(judgement)
     if not findings and not judgement.measured:
         said = "nothing was judged: no step was measured"

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from kedge.actions.measure.meter import Meter
+from kedge.stderr import say
 from kedge.store.events import LedgerLine
 from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import dynamo
@@ -38,6 +39,7 @@ from kedge.watch.steps.shield import OFF
 
 if TYPE_CHECKING:
     from kedge.repro.first_bad_call import FirstBadCall
+    from kedge.watch.records.module_times import ModuleTimes
     from kedge.watch.steps.shield import WatchShield
 
 _LEVELS = {StepKind.MEASURED: FULL, StepKind.GUARDED: LIGHT, StepKind.SKIPPED: OFF}
@@ -54,6 +56,7 @@ class TrainingRecord:
     Attributes:
         measured: Whether the current step is measured in full.
         dump: Set to a `FirstBadCall` to keep the call that made the first non-finite value.
+        times: The times of modules; None if they are not asked for.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class TrainingRecord:
         again.prepare = self.kept.put_attributes_back
         self.measured = True
         self.dump: FirstBadCall | None = None
+        self.times: ModuleTimes | None = None
 
     def _sources(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return self.first_step.sources, self.losses.described
@@ -250,6 +254,8 @@ class TrainingRecord:
             models.passes.keep_first(self._groups)
             self.facts.step_ended(self.optimizers, models.roots, models.places)
 
+        if self.times is not None:
+            self.writer.notes += self.times.take(step)
         if self.logged.is_due():
             self.writer.notes += self.logged.take(step)
         written = self.measured or bad or self.curves.is_due()
@@ -302,6 +308,8 @@ class TrainingRecord:
             self.curves.drop(step)
         if models.roots:
             self.writer.notes += self.logged.take(step, wait=True)
+            if self.times is not None and not self.times.timed:
+                say(f"no module was timed: {self.times.why_none()}")
         self.writer.finish(step)
         for event in self.kept.write(at_end=True):
             self.writer.log.event(event)
@@ -318,6 +326,8 @@ class TrainingRecord:
     def close(self) -> None:
         """Remove every hook."""
         self.losses.lines.end()
+        if self.times is not None:
+            self.times.close()
         self.first_step.end()
         self.exam.close()
         self.facts.passes.close()

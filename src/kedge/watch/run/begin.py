@@ -46,6 +46,8 @@ def make_watch(
     if not options.rerun:
         record.steps_again.refuse()
     _keep_steps(record.kept, options.keep_steps, place)
+    if options.time:
+        watch.kinds.time_modules()
     if options.saved is not None:
         first_step = record.first_step
         first_step.step_account = options.saved(first_step.shield)

@@ -329,6 +329,7 @@ def watch(
     on: Mapping[str, str | Sequence[str]] | None = None,
     rerun: bool = True,
     keep_steps: int | None = None,
+    time: bool = False,
 ) -> WatchBlock:
     """Record every model that runs in this process, and report what goes wrong.
 
@@ -353,6 +354,7 @@ def watch(
             process; only on a CPU under Linux.
         keep_steps: How many of the last steps to keep for ``kedge replay``; None for bad ones
             alone, if they are small.
+        time: Whether to time the modules in measured steps, forward and backward.
 
     Returns:
         The block.
@@ -380,6 +382,13 @@ def watch(
         sites = str(Selector(sites))
     orders = with_those_of_project(orders_of(on or {}, "watch(on=...): "))
     options = WatchOptions(
-        sites, every, budget, dump, on=orders, rerun=rerun, keep_steps=keep_steps
+        sites,
+        every,
+        budget,
+        dump,
+        on=orders,
+        rerun=rerun,
+        keep_steps=keep_steps,
+        time=time,
     )
     return WatchBlock(path, options, force=force, strict=strict)

@@ -36,6 +36,7 @@ class WatchOptions:
         rerun: Whether bad steps run again in a copy of the process.
         keep_steps: How many of the last steps are kept, to run again later; None to keep bad steps
             alone, if they are small.
+        time: Whether the modules are timed in measured steps.
     """
 
     sites: str = "**"
@@ -46,6 +47,7 @@ class WatchOptions:
     on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rerun: bool = True
     keep_steps: int | None = None
+    time: bool = False
 
 
 def manifest_of(command: Sequence[str], script: str, options: WatchOptions) -> dict[str, Any]:

@@ -43,7 +43,7 @@ function facts(recording) {
   const tell = (name, value) => value !== null && value !== undefined && value !== "" && told.push([name, value]);
   const named = (root) => (root.parameters ? `${root.title}, ${thousands(root.parameters)} parameters` : root.title);
   roots.forEach((root, at) => tell(at ? "and" : "model", named(root)));
-  tell("watched", counted(recording.sites.length, "site"));
+  tell("watched", counted(recording.sites.filter((site) => !site.kind.startsWith("time.")).length, "site"));
   tell("steps", stepsOf(run));
   tell("time", run.seconds && seconds(run.seconds));
   tell("watching took", costOf(run));

@@ -8,7 +8,7 @@ import { marked, sourceLine } from "./findings.js";
 import { formatName } from "./depth.js";
 import { change, listen, state } from "./state.js";
 
-const FIGURES = [["rms", "rms"], ["absmax", "largest |x|"], ["mean", "mean"], ["std", "std"], ["min", "min"], ["max", "max"], ["q05", "5 % of |x| below"], ["q50", "half of |x| below"], ["q95", "95 % of |x| below"], ["zero", "zeros"], ["saturated", "saturated"], ["ratio", "update ratio"]];
+const FIGURES = [["rms", "rms"], ["absmax", "largest |x|"], ["mean", "mean"], ["std", "std"], ["min", "min"], ["max", "max"], ["q05", "5 % of |x| below"], ["q50", "half of |x| below"], ["q95", "95 % of |x| below"], ["zero", "zeros"], ["saturated", "saturated"], ["ratio", "update ratio"], ["milliseconds", "ms"]];
 const SHARE_NAMES = new Set(["zero", "saturated"]);
 
 export class Panel {
@@ -61,7 +61,8 @@ export class Panel {
   title(site) {
     const { recording } = this;
     const module = recording.modules.find((one) => one.path === site.owner);
-    const facts = [site.type, site.shape.length ? site.shape.join("×") : "scalar", site.dtype, module?.own ? `${thousands(module.own)} own parameters` : null];
+    const shape = site.shape.length ? site.shape.join("×") : "scalar";
+    const facts = [site.type, site.kind.startsWith("time.") ? null : shape, site.dtype, module?.own ? `${thousands(module.own)} own parameters` : null];
     const bad = recording.states(site.id).filter((held) => held === BROKEN).length;
     return [
       make("h2", { class: "mono", id: "panel-site" }, site.site),
@@ -141,6 +142,7 @@ function chartsOf(taken, update) {
   const quantiles = lines(["absmax", "largest", { line: 1, width: 1 }], ["q95", "95 %", { line: 0, width: 1 }], ["q50", "50 %", { line: 0, width: 2 }], ["q05", "5 %", { line: 2, width: 1 }]);
   return [
     update && { title: "update ratio: rms of the change over rms of the parameter", series: lines(["ratio", "ratio"]) },
+    { title: "milliseconds, of all calls in the step", series: lines(["milliseconds", "ms", { width: 2 }]), log: false },
     { title: "scale", series: lines(["rms", "rms", { width: 2 }], ["absmax", "largest |x|"], ["std", "std"]) },
     quantiles.length > 1 && { title: "quantiles of |x|, of the drawn elements", series: quantiles, bands: quantiles.length === 4 ? [[2, 4]] : [] },
     { title: "mean and extremes", series: lines(["max", "max", { line: 1, width: 1 }], ["mean", "mean", { line: 0, width: 2 }], ["min", "min", { line: 2, width: 1 }]), log: false },

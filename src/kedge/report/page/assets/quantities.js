@@ -14,6 +14,8 @@ const QUANTITIES = [
   { id: "ratio", label: "update ratio of parameters", kind: "update", series: "ratio", scale: "log" },
   { id: "rms.param", label: "rms of parameters", kind: "param", series: "rms", scale: "log" },
   { id: "rms.param.grad", label: "rms of parameter gradients", kind: "param.grad", series: "rms", scale: "log" },
+  { id: "time.forward", label: "forward time of modules, ms", kind: "time.forward", series: "milliseconds", scale: "log" },
+  { id: "time.backward", label: "backward time of modules, ms", kind: "time.backward", series: "milliseconds", scale: "log" },
   { id: "nonfinite.out", label: "non-finite elements of outputs", kind: "out", series: "nonfinite", scale: "count" },
   { id: "nonfinite.grad", label: "non-finite elements of output gradients", kind: "out.grad", series: "nonfinite", scale: "count" },
 ];

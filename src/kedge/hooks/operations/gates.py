@@ -68,7 +68,10 @@ class ModuleOperations:
         made: The largest number of operations of each name in one call.
         raised: The names of operations that raised, or whose actions did.
         interrupted: Whether a call inside one of them ended without PyTorch calling its hooks.
+        runs: What runs them, in messages.
     """
+
+    runs = "its own forward"
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -108,6 +111,24 @@ class ModuleOperations:
         self.preserving += tuple(action for action in actions if action not in self.preserving)
 
 
+def gate_for(
+    owner: Owner,
+    passes: PassCounter,
+    operations: ModuleOperations,
+    place: SitePlace,
+    kind: type[OperationGate],
+) -> OperationGate:
+    """Return the gate for new taps at a place: the last one, if its pattern is the same."""
+    gate = operations.gates[-1] if operations.gates else None
+    pattern = OpPattern(place.site.op or ("*", None), place.without)
+    if gate is not None and gate.pattern == pattern:
+        gate.many = gate.many and place.many
+        return gate
+    gate = kind(owner, passes, operations, place)
+    operations.add(gate)
+    return gate
+
+
 class PassedOver(NamedTuple):
     """One active call of an unhooked child, given by the frame that calls its hooks."""
 
@@ -142,7 +163,7 @@ class ForwardUnderWay:
     def __init__(
         self,
         operations: ModuleOperations,
-        frame: FrameType,
+        frame: FrameType | None,
         module: nn.Module | None = None,
         *,
         seen: bool,

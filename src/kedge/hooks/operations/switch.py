@@ -16,7 +16,12 @@ from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Spec
 from kedge.hooks.operations.attention import is_fused
-from kedge.hooks.operations.gates import ForwardUnderWay, ModuleOperations, OperationGate, OpPattern
+from kedge.hooks.operations.gates import (
+    ForwardUnderWay,
+    ModuleOperations,
+    OperationGate,
+    gate_for,
+)
 from kedge.hooks.operations.mode import ThreadMode
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.sites.select import SitePlace, runs
@@ -85,14 +90,7 @@ class ModeSwitches:
         if not operations.gates:
             for child in _children(module):
                 self._operations(child, self.names.get(id(child), ""))
-        gate = operations.gates[-1] if operations.gates else None
-        if gate is not None and gate.pattern == OpPattern(
-            place.site.op or ("*", None), place.without
-        ):
-            gate.many = gate.many and place.many
-        else:
-            gate = OperationGate(self.owner, self.passes, operations, place)
-            operations.add(gate)
+        gate = gate_for(self.owner, self.passes, operations, place, OperationGate)
         gate.attach(spec, place.site)
 
     def _operations(self, module: nn.Module, path: str) -> ModuleOperations:

@@ -55,7 +55,7 @@ def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | 
             "while operations are observed, this path is off",
             "call it with grad, or torch.backends.mha.set_fastpath_enabled(False)",
         )
-    return _explain_made(tap)
+    return explain_made(tap)
 
 
 def _explain_ungraded(tap: Tap) -> Cause | None:
@@ -90,7 +90,7 @@ def _is_compiled(path: str, model: nn.Module | None, *, compiled: bool) -> bool:
     return False
 
 
-def _explain_made(tap: Tap) -> Cause:
+def explain_made(tap: Tap) -> Cause:
     """Return the cause that lists the operations that the module's forward made."""
     gate: Any = tap.gate
     name, nth = gate.pattern.op
@@ -111,11 +111,11 @@ def _explain_made(tap: Tap) -> Cause:
         return kind(f"it called {most}; the numbers start at 0", listing)
     if not made:
         return kind(
-            "its own forward calls no operation, only modules",
+            f"{gate.operations.runs} calls no operation, only modules",
             "hook the operations of those modules",
         )
     called = listed(list(made), _SHOWN)
-    why = f"its own forward called no {name}: it called {called}"
+    why = f"{gate.operations.runs} called no {name}: it called {called}"
     near = difflib.get_close_matches(name, made, 1)
     if near:
         return kind(why, f'did you mean "{near[0]}"?')

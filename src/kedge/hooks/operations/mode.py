@@ -41,7 +41,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
 
 import torch
@@ -61,6 +61,7 @@ from kedge.hooks.operations.gates import (
     refuse_inside,
 )
 from kedge.hooks.operations.names import name_of, overwrites
+from kedge.hooks.operations.variables import assign
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.hooks.placing.forward_calls import AROUND
 from kedge.hooks.placing.installed import ConcealedHook
@@ -99,7 +100,13 @@ class SeeingMode(Protocol):
     def __enter__(self) -> Any:
         """Put it onto this thread's stack once more."""
 
-    def __exit__(self, *error: object) -> Any:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+        /,
+    ) -> Any:
         """Take it off again."""
 
 
@@ -293,8 +300,12 @@ def operate(
     __tracebackhide__ = True
     operations = entry.operations
     op = (name, entry.counts.get(name, 0))
+    variables: Sequence[OperationGate] = ()
     if gates:
         _run_again(mode.here, entry)
+        if operations.forward is not None:
+            variables = [gate for gate in gates if gate.live and gate.variable]
+            gates = [gate for gate in gates if not gate.variable]
         gates = [gate for gate in gates if gate.live and gate.pattern.means(op)]
     if kwargs or name[-1] == "_" or name == "setitem":
         args, kwargs = _overwriting(entry, op, gates, args, kwargs)
@@ -312,6 +323,8 @@ def operate(
     value = made
     for gate in gates:
         value = gate.after(entry, op, value)
+    if variables and name != "setitem":
+        value = assign(entry, variables, value, _past_others(sys._getframe(2)))
     if value is not made:
         refuse_inside(entry, f"{operations.path}/{name}#{op[1]}:out")
     if value is not made and overwrites(name, args, kwargs) and is_dropped(sys._getframe(2)):
@@ -411,6 +424,13 @@ def past_operate(frame: FrameType | None) -> FrameType | None:
     while frame is not None and id(frame.f_code) != OPERATE:
         frame = frame.f_back
     return None if frame is None else frame.f_back
+
+
+def _past_others(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of an operation that modes of other sessions have passed on."""
+    while frame is not None and id(frame.f_code) == ONWARD:
+        frame = past_operate(frame)
+    return frame
 
 
 def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:

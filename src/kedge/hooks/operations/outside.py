@@ -56,7 +56,9 @@ from kedge.hooks.placing.module_calls import OpenCalls
 from kedge.hooks.placing.own_warnings import IgnoredOfGlobalHooks
 from kedge.hooks.placing.strict_export import spare_export
 from kedge.sites.select import Selector
+from kedge.sites.site import VARIABLE
 from kedge.torch_internals import modes
+from kedge.torch_internals.assigned_names import code_of
 from kedge.torch_internals.checkpoint import reentrant_around
 from kedge.torch_internals.dynamo import has_code, untraced
 from kedge.torch_internals.graph_task import in_backward
@@ -281,6 +283,7 @@ class OutsideSwitch:
     def __init__(self, owner: Owner, function: Any) -> None:
         owner.installed.on_failure(setattr, owner.clock, "leader", owner.clock.leader)
         self.owner = owner
+        self.function = function
         self.operations = OutsideOperations(function)
         self.mode = OutsideMode(owner.clock.follow(_expects_none), self.operations)
         self._up = self._paused = False
@@ -316,7 +319,17 @@ class OutsideSwitch:
                     f'"{term}": {self.operations.runs} has operations, such as "/relu:out", and no '
                     "modules or other sites"
                 )
-        for place in selector.on(_NoModel()).places:
+            if term.op[0].endswith(VARIABLE) and self.operations.code is None:
+                raise NoSuchKind(
+                    f'"{term}": variables are those of a forward or a function; hook the '
+                    'operation, such as "/cross_entropy", or hook(function, ...)'
+                )
+        stands: Any = _NoModel()
+        if self.function is not None:
+            stands.forward = self.function
+        for place in selector.on(stands).places:
+            if place.site.op is not None and place.site.op[0].endswith(VARIABLE):
+                self.operations.forward = code_of(self.function)
             gate_for(self.owner, self.mode.passes, self.operations, place, OutsideGate).attach(
                 spec, place.site
             )

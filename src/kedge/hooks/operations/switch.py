@@ -23,12 +23,15 @@ from kedge.hooks.operations.gates import (
     gate_for,
 )
 from kedge.hooks.operations.mode import ThreadMode
+from kedge.hooks.operations.variables import OutputAssigned, modules_assigned
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.sites.select import SitePlace, runs
+from kedge.torch_internals.assigned_names import code_of
 from kedge.torch_internals.checkpoint import owners_around
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.module_calls import module_frame
 from kedge.torch_internals.module_tables import modules_in, own_children
+from kedge.torch_internals.torchscript import takes_hooks
 
 
 class ModeOn(KedgeHook):
@@ -91,7 +94,18 @@ class ModeSwitches:
             for child in _children(module):
                 self._operations(child, self.names.get(id(child), ""))
         gate = gate_for(self.owner, self.passes, operations, place, OperationGate)
+        if gate.variable:
+            self._place_variables(module, operations)
         gate.attach(spec, place.site)
+
+    def _place_variables(self, module: nn.Module, operations: ModuleOperations) -> None:
+        """Prepare the sites of a forward's variables."""
+        if operations.forward is not None:
+            return
+        operations.forward = code_of(module.forward)
+        for inside in modules_assigned(module):
+            if takes_hooks(inside):
+                OutputAssigned(self.owner, self.here, operations, inside)
 
     def _operations(self, module: nn.Module, path: str) -> ModuleOperations:
         switch = self.switches.get(id(module))

@@ -146,7 +146,7 @@ def test_edits_apply_in_the_first_call_also_to_arguments_by_name() -> None:
     ):
         model = Small()
         given = {"scale": scale}
-        with kedge.hook(selector, action):
+        with kedge.hook(kedge.everywhere, selector, action):
             out = model(x, **given)
         assert torch.equal(out, wanted(model))
         assert given["scale"] is scale

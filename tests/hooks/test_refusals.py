@@ -116,7 +116,7 @@ def keyword(value: Tensor, *, factor: float) -> None:
             3,
             ("a", kedge.zero()),
             NoSiteMatched,
-            "cannot hook 3; a target is a module, kedge.everywhere, a tensor, a dict of named tensors or an autograd node",
+            "cannot hook 3; a target is a module, kedge.everywhere, a tensor, a dict of named tensors, an autograd node or a Python function",
         ),
         (
             torch.ones(2),

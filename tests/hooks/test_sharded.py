@@ -25,7 +25,8 @@ SHARDED = """
             self.fc, self.mlp = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh())
             self.shift = nn.Parameter(torch.randn(8))
         def forward(self, x):
-            return self.fc(x).sigmoid() + self.mlp(x) * self.shift
+            hidden = self.fc(x).sigmoid()
+            return hidden + self.mlp(x) * self.shift
 
     def net():
         torch.manual_seed(0)
@@ -59,6 +60,16 @@ SHARDED = """
         print(json.dumps([f"edited {name}", same(found, expected)]))
 
     twin = net()
+    twin[0].fc.register_forward_hook(lambda module, args, output: torch.logit(output.sigmoid() * 0.5))
+    with kedge.session() as s:
+        s.hook(model, "0/hidden=", kedge.scale(0.5))
+        acts = s.hook(model, "0/hidden=", kedge.record(copy=True))
+        found = step(model, model)
+    expected = step(twin, twin)
+    close = all(map(torch.allclose, found, expected))
+    print(json.dumps(["a variable", close and acts["0/hidden="].max().item() <= 0.5]))
+
+    twin = net()
     twin[1].mlp.forward = lambda x: x
     with kedge.hook(model, "1.mlp", kedge.skip()):
         print(json.dumps(["skipped", same(step(model, model), step(twin, twin))]))
@@ -70,10 +81,10 @@ SHARDED = """
 @pytest.mark.skipif(
     not torch.distributed.is_available(), reason="PyTorch without torch.distributed"
 )
-def test_sharded_models_are_edited_and_skipped_as_whole_ones() -> None:
+def test_hooks_on_a_sharded_model_are_those_on_a_whole_one() -> None:
     """Outputs and gradients are equal to those of a model that is not sharded, and afterwards as before."""
     done = forked.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(SHARDED)], timeout=300)
     assert done.returncode == 0, done.stderr
     found = dict(map(json.loads, done.stdout.splitlines()))
-    assert len(found) == 5
+    assert len(found) == 6
     assert [name for name, equal in found.items() if not equal] == []

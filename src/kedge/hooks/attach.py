@@ -32,6 +32,7 @@ from kedge.hooks.gates.block_saves import BlockSaves, ThisBlock, is_of_block, th
 from kedge.hooks.gates.tensors import means, place_node, place_tensor
 from kedge.hooks.gates.variables import name_of_argument
 from kedge.hooks.open_sessions import warn_of_repeated
+from kedge.hooks.operations.outside import OutsideSwitch, function_of, is_outside
 from kedge.hooks.placing.concealed import is_hooked
 from kedge.hooks.placing.installed import InstalledHooks
 from kedge.hooks.target import HookedModel
@@ -64,6 +65,8 @@ class Attachments:
         finder: Finds the models for hooks on `everywhere`; None without such a hook.
         block: The keeper of all saved tensors of this thread; None until ``:saved`` is hooked
             without a model.
+        outside: The operations outside of modules, by their function; None for the program's own
+            code.
         installed: The hooks in PyTorch's tables.
         fired: The last 2,000 firings, in their order.
         ended: Whether the session is over.
@@ -84,6 +87,7 @@ class Attachments:
         self.targets: dict[int, HookedModel] = {}
         self.finder: RootFinder | None = None
         self.block: BlockSaves | None = None
+        self.outside: dict[Any, OutsideSwitch] = {}
         self.installed = InstalledHooks()
         self.fired: deque[Fired] | None = deque(maxlen=MOST_FIRINGS)
         self.ended = False
@@ -134,7 +138,7 @@ class Attachments:
             )
         if isinstance(target, (str, list, Selector)):  # a selector without a model
             what = (target, *what)
-            target = this_block if is_of_block(target) else everywhere
+            target = _without_model(target)
         selector, actions = _split(what)
         spec = Spec(actions, when, self.clock.step, [])
         with self.installed.attaching():
@@ -145,6 +149,8 @@ class Attachments:
                 self._attach_everywhere(selector, spec)
             elif isinstance(target, ThisBlock) and selector is not None:
                 self._attach_block(selector, spec)
+            elif isinstance(target, OutsideModules) or function_of(target) is not None:
+                self._attach_outside(function_of(target), selector, spec)
             elif isinstance(target, (Node, GradientEdge)):
                 place_node(self, target, selector, spec)
             elif isinstance(target, Tensor):
@@ -159,7 +165,7 @@ class Attachments:
                 raise NoSiteMatched(
                     f"cannot hook {not_a_model(target)}; a target is a module, "
                     "kedge.everywhere, a tensor, a dict of named "
-                    f"tensors or an autograd node{advice}"
+                    f"tensors, an autograd node or a Python function{advice}"
                 )
             warn_of_repeated(self, target, spec.taps)
         self.taps.extend(spec.taps)
@@ -221,6 +227,19 @@ class Attachments:
             self.installed.on_failure(setattr, self, "block", None)
             self.block = BlockSaves(self)
         self.block.place(selector, spec)
+
+    def _attach_outside(self, function: Any, selector: Selector | None, spec: Spec) -> None:
+        if selector is None:
+            raise SelectorError(
+                'a function needs a selector of its operations: hook(function, "/relu", action); '
+                '"/*" selects all'
+            )
+        key = None if function is None else (id(getattr(function, "__self__", None)), function)
+        switch = self.outside.get(key)
+        if switch is None:
+            switch = OutsideSwitch(self, function)
+            self.installed.enter(self.outside, key, switch)
+        switch.place(selector, spec)
 
     def _attach_tensors(
         self, named: Mapping[str, Any], selector: Selector | None, spec: Spec
@@ -410,6 +429,22 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
                 f"as in kedge.{action.__name__}(...)"
             )
     return selector, actions
+
+
+class OutsideModules:
+    """The target of hooks on the program's own operations."""
+
+
+_outside_modules = OutsideModules()
+
+
+def _without_model(selector: str | list[str] | Selector) -> Any:
+    """Return the target of a selector that stands alone."""
+    if is_of_block(selector):
+        return this_block
+    if is_outside(selector if isinstance(selector, Selector) else Selector(selector)):
+        return _outside_modules
+    return everywhere
 
 
 def _of_model(selector: Selector | None) -> Selector:

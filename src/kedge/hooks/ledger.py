@@ -34,17 +34,29 @@ class LedgerEntry:
         site: The site, as hooked.
         fired: How often its actions ran.
         cause: The cause of their never running; None if they ran.
+        unseen: The lines that assign a variable something that is no site of its own.
     """
 
     site: Site
     fired: int
     cause: Cause | None
+    unseen: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """The line."""
         if self.cause is None:
-            return f"{self.site}  fired {counted(self.fired, 'time')}"
+            return f"{self.site}  {self.what}"
         return f"{self.site}  never fired: {self.cause.why} ({self.cause.remedy})"
+
+    @property
+    def what(self) -> str:
+        """What happened there, in words."""
+        if self.cause is not None:
+            return f"never fired: {self.cause.why}"
+        fired = f"fired {counted(self.fired, 'time')}"
+        if not self.unseen:
+            return fired
+        return f"{fired}; not seen: {listed(list(self.unseen), _SHOWN)}"
 
 
 class Ledger(notebook.Printed):
@@ -72,7 +84,8 @@ class Ledger(notebook.Printed):
                 if not fired:
                     entries.append(LedgerEntry(site, 0, explain(group[0], session)))
                     continue
-                entries.append(LedgerEntry(site, fired, None))
+                unseen = getattr(group[0].gate, "unseen", None)  # of an `OperationGate`
+                entries.append(LedgerEntry(site, fired, None, tuple(unseen() if unseen else ())))
                 for leaf, cause in explain_leaves(group[0], session).items():
                     leaves[replace(site, leaf=leaf)] = cause
 
@@ -103,13 +116,7 @@ class Ledger(notebook.Printed):
         if not self.entries:
             return "no site was hooked"
         width = max(len(str(e.site)) for e in self.entries)
-        lines = []
-        for e in self.entries:
-            what = f"fired {counted(e.fired, 'time')}"
-            if e.cause is not None:
-                what = f"never fired: {e.cause.why}"
-            lines.append(f"{e.site!s:{width}}  {what}")
-        return "\n".join(lines)
+        return "\n".join(f"{e.site!s:{width}}  {e.what}" for e in self.entries)
 
     def _repr_html_(self) -> str:
         """The table for a notebook, with the causes and remedies of sites that never fired; alike blocks share a line."""

@@ -36,8 +36,8 @@ class Session(Attachments):
         """Attach actions to the sites that a selector matches.
 
         Args:
-            target: A model, `everywhere` (also if left out), a tensor, a dict of named tensors, or
-                an autograd node.
+            target: A model, `everywhere` (also if left out), a tensor, a dict of named tensors, an
+                autograd node, or a Python function, whose operations are hooked.
             what: The selector (text, a list of texts, or a `Selector`; optional for tensors and
                 nodes), then one or more actions: `kedge.record()`, or any function that takes a
                 tensor and returns None or a new tensor.

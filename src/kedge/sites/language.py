@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kedge.errors import SelectorError
-from kedge.sites.site import ALL_KINDS, KINDS, Site, kind_called, op_text, unescape
+from kedge.sites.site import ALL_KINDS, KINDS, VARIABLE, Site, kind_called, op_text, unescape
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,12 @@ class Term:
 
 @functools.lru_cache(maxsize=1024)
 def op_pattern(name: str) -> re.Pattern[str]:
-    """The pattern of an operation's name as a regular expression."""
-    return re.compile(_segment_regex(name), re.DOTALL)
+    """The pattern of an operation's name as a regular expression.
+
+    One that ends in "=" selects variables, and any other none.
+    """
+    no_variable = "" if name.endswith(VARIABLE) else f"(?!.*{VARIABLE}$)"
+    return re.compile(no_variable + _segment_regex(name), re.DOTALL)
 
 
 def means_op(pattern: tuple[str, int | None], op: tuple[str, int | None]) -> bool:

@@ -25,9 +25,12 @@ from kedge.sites.site import (
     OP_KINDS,
     PARAM_KINDS,
     TENSOR_KINDS,
+    VARIABLE,
+    VARIABLE_KINDS,
     Site,
     escape,
 )
+from kedge.sites.variables import check_variables, has_variable
 from kedge.torch_internals.module_tables import named_modules, named_parameters, own_children
 
 
@@ -318,9 +321,15 @@ class ModelLayout:
 
     def find(self, term: Term) -> list[SitePlace]:
         """Every place that a term selects, in the model's order and each once."""
-        if term.op is not None and term.kind not in (None, *OP_KINDS):
-            has = ", ".join(f":{kind}" for kind in OP_KINDS)
-            raise NoSuchKind(f'"{term}": an operation has no :{term.kind}; it has {has}')
+        if term.op is not None:
+            what = "an operation"
+            kinds: tuple[str, ...] = OP_KINDS
+            if term.op[0].endswith(VARIABLE):
+                what = "a variable"
+                kinds = VARIABLE_KINDS
+            if term.kind not in (None, *kinds):
+                has = ", ".join(f":{kind}" for kind in kinds)
+                raise NoSuchKind(f'"{term}": {what} has no :{term.kind}; it has {has}')
         if term.kind in TENSOR_KINDS + NODE_KINDS:
             has = ", ".join(MODULE_KINDS + PARAM_KINDS)
             raise NoSuchKind(kind_of_no_model(term, self.params, f"a model has {has}"))
@@ -328,6 +337,9 @@ class ModelLayout:
         found = self._params(term) if of_params else self._modules(term)
         if not found and not (term.excluded and term.literal is None):
             raise self._nothing(term)
+        if term.op is not None and term.op[0].endswith(VARIABLE) and not term.excluded:
+            check_variables(term, [place.module for place in found])
+            found = [place for place in found if has_variable(place.module, term.op[0])]
         return found
 
     def _modules(self, term: Term) -> list[SitePlace]:

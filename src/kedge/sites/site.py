@@ -10,6 +10,9 @@ PARAM_KINDS = ("param", "param.grad", "param.acc")
 TENSOR_KINDS = ("grad", "acc")
 NODE_KINDS = ("pre", "post")
 OP_KINDS = ("out", "in", "out.grad", "in.grad")
+VARIABLE_KINDS = ("out", "out.grad")
+VARIABLE = "="
+"""What the name of a variable ends in, where that of an operation may stand: ``block/hidden=``."""
 WATCHED_KINDS = ("out", "in", "out.grad", "param", "param.grad")
 KINDS = MODULE_KINDS + PARAM_KINDS
 ALL_KINDS = KINDS + TENSOR_KINDS + NODE_KINDS
@@ -93,8 +96,9 @@ class Site:
         kind: The kind of values there, one of `KINDS`, `TENSOR_KINDS` or `NODE_KINDS`.
         leaf: The leaf of a structured value ("0", "logits", "cache.1"); None for all.
         call: The number of the module's call within one forward; None for all.
-        op: An operation inside the module's own forward: its name, and its number among those of
-            that name within the call, None for all; None for the module itself.
+        op: An operation inside the module's own forward, or a variable of it: its name, and its
+            number among those of that name within the call, None for all; None for the module
+            itself.
     """
 
     path: str

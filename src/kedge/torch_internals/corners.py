@@ -132,6 +132,12 @@ CORNERS = (
         "operations inside a forward (layer/relu) never fire.",
     ),
     Corner(
+        "device_modes",
+        ("torch:_GLOBAL_DEVICE_CONTEXT",),
+        "torch.set_default_device is an error while operations outside of modules are hooked, if "
+        "it was called before.",
+    ),
+    Corner(
         "dispatch_modes",
         (
             f"{_C}_len_torch_dispatch_stack",

@@ -112,6 +112,22 @@ def take_off(mode: Any, past: type | None = None) -> bool:
     return found
 
 
+def put_low(mode: Any) -> None:
+    """Put a function mode onto this thread's stack, below those of the program.
+
+    Older ones of its class are below it, and that of `torch.set_default_device`, which expects to
+    be the lowest.
+    """
+    above: list[Any] = []
+    while function_modes():
+        above.append(pop_function_mode())
+    default = getattr(find("torch:_GLOBAL_DEVICE_CONTEXT"), "device_context", None)
+    while above and (above[-1] is default or isinstance(above[-1], type(mode))):
+        push_function_mode(above.pop())
+    for other in (mode, *reversed(above)):
+        push_function_mode(other)
+
+
 def is_transforming() -> bool:
     """Whether a transform of `torch.func` is under way on this thread."""
     return _interpreter() is not None

@@ -30,7 +30,7 @@ from kedge.torch_internals.module_tables import modules_in, own_parameters
 
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LONGEST = 200
-_PASSING = frozenset(
+PASSING = frozenset(
     f"{TORCH}{name}" for name in ("overrides.py", "_tensor.py", f"nn{os.sep}functional.py")
 )
 
@@ -132,7 +132,7 @@ def is_dropped(frame: FrameType | None) -> bool:
     Args:
         frame: The frame of the call; PyTorch's functions that pass it on are skipped.
     """
-    while frame is not None and frame.f_code.co_filename in _PASSING:
+    while frame is not None and frame.f_code.co_filename in PASSING:
         frame = frame.f_back
     if frame is None:
         return False

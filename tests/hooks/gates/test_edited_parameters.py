@@ -18,7 +18,14 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 import kedge
-from kedge.errors import ActionDisabled, ActionError, CannotCompile, EditError, InPlaceEdit
+from kedge.errors import (
+    ActionDisabled,
+    ActionError,
+    CannotCompile,
+    EditError,
+    EditNotRepeated,
+    InPlaceEdit,
+)
 from kedge.hooks.gates import edited_parameters
 from tests.threaded import in_threads, replicas_of
 
@@ -303,6 +310,27 @@ def test_a_recompute_edits_again(reentrant: bool, around: str) -> None:
         forward = lambda x: checkpoint(net, x, use_reentrant=reentrant)
     with kedge.hook(net, f"{name}:param", kedge.scale(0.5)):
         assert alike(made(net, forward), expected)
+
+
+def test_an_edit_that_a_recompute_will_lack_is_told() -> None:
+    """It is removed between the forward of a checkpoint inside the model and its backward."""
+
+    class Wraps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = checkpoint(self.block, x, use_reentrant=False)
+            return out
+
+    net = Wraps()
+    with pytest.warns(EditNotRepeated, match="block.0.weight:param was removed between"):
+        with kedge.hook(net, "block.0.weight:param", kedge.scale(2)):
+            loss = net(torch.randn(3, 4)).sum()
+    loss.backward()
+    with kedge.hook(net, "block.0.weight:param", kedge.scale(2)):
+        net(torch.randn(3, 4)).sum().backward()
 
 
 def test_two_threads_at_once_are_an_error_and_one_after_the_other_are_not() -> None:

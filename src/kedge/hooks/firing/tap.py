@@ -145,7 +145,7 @@ class Tap:
         """Whether the action has edited a value in a checkpoint's forward that no backward has recomputed yet."""
         return (
             self.edited
-            and self.site.kind in ("in", "out")
+            and self.site.kind in ("in", "out", "param")
             and self.gate.passes.segments.awaits(self.gate.counted)
         )
 

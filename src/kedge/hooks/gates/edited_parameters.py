@@ -39,6 +39,7 @@ from kedge.hooks.placing.forward_calls import forward_call
 from kedge.sites import leaves
 from kedge.sites.select import SitePlace
 from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.module_calls import shows_forward
 from kedge.torch_internals.module_tables import (
     holds_parameters,
@@ -186,6 +187,10 @@ class EditsBegin(KedgeHook):
                 )
             return
         begins = [edits for edits in live if not edits.is_in_force()]
+        if len(begins) < len(live) and not in_backward():
+            for edits in live:
+                if edits.is_in_force():  # a checkpoint may call this module again
+                    edits.passes.note_in_checkpoint(edits, 0)
         if not begins:
             return
         running = forward_call(module, sys._getframe())

@@ -19,7 +19,8 @@ from kedge.hooks.gates.gradients import listen_each
 from kedge.sites import leaves
 from kedge.sites.language import means_op, op_pattern
 from kedge.sites.select import SitePlace
-from kedge.sites.site import OP_KINDS, Site
+from kedge.sites.site import OP_KINDS, VARIABLE, Site
+from kedge.torch_internals.assigned_names import unseen_assignments
 from kedge.torch_internals.own_work import OwnWork, is_watched
 
 Op = tuple[str, int | None]
@@ -68,13 +69,20 @@ class ModuleOperations:
         made: The largest number of operations of each name in one call.
         raised: The names of operations that raised, or whose actions did.
         interrupted: Whether a call inside one of them ended without PyTorch calling its hooks.
+        runs: What runs them, in messages.
+        forward: The code whose variables are hooked; None if none are.
+        assigned: The places in that code that were seen to assign results.
     """
+
+    runs = "its own forward"
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.gates: tuple[OperationGate, ...] = ()
         self.preserving: tuple[Preserving, ...] = ()
         self.live = self.away = self.captured = self.interrupted = False
+        self.forward: CodeType | None = None
+        self.assigned: set[int] = set()
         self.raised: set[str] = set()
         self.called = self.fused = 0
         self.made: dict[str, int] = {}
@@ -93,7 +101,7 @@ class ModuleOperations:
     def match(self, name: str) -> tuple[OperationGate, ...]:
         """Return the gates that may match an operation of this name."""
         found = self.matched[name] = tuple(
-            gate for gate in self.gates if name and gate.pattern.may_mean(name)
+            gate for gate in self.gates if name and (gate.variable or gate.pattern.may_mean(name))
         )
         return found
 
@@ -106,6 +114,24 @@ class ModuleOperations:
     def watch_overwrites(self, actions: Sequence[Preserving]) -> None:
         """Notify these actions, which keep values without a copy, before an operation changes them in place."""
         self.preserving += tuple(action for action in actions if action not in self.preserving)
+
+
+def gate_for(
+    owner: Owner,
+    passes: PassCounter,
+    operations: ModuleOperations,
+    place: SitePlace,
+    kind: type[OperationGate],
+) -> OperationGate:
+    """Return the gate for new taps at a place: the last one, if its pattern is the same."""
+    gate = operations.gates[-1] if operations.gates else None
+    pattern = OpPattern(place.site.op or ("*", None), place.without)
+    if gate is not None and gate.pattern == pattern:
+        gate.many = gate.many and place.many
+        return gate
+    gate = kind(owner, passes, operations, place)
+    operations.add(gate)
+    return gate
 
 
 class PassedOver(NamedTuple):
@@ -142,7 +168,7 @@ class ForwardUnderWay:
     def __init__(
         self,
         operations: ModuleOperations,
-        frame: FrameType,
+        frame: FrameType | None,
         module: nn.Module | None = None,
         *,
         seen: bool,
@@ -169,6 +195,7 @@ class OperationGate(Gate):
         backward: Whether any tap at its outputs' gradients is.
         many: Whether the module is one of several that a pattern matches, so that it may well have
             no such operation.
+        variable: Whether it is of variables: it may match any operation that is assigned to one.
         ungraded: How many operations ran in the forward of a `torch.autograd.Function`.
     """
 
@@ -181,6 +208,7 @@ class OperationGate(Gate):
         self.operations = operations
         self.many = place.many
         self.pattern = OpPattern(place.site.op or ("*", None), place.without)
+        self.variable = self.pattern.op[0].endswith(VARIABLE)
         self.early = self.late = False
         self.ungraded = 0
         self._each: dict[tuple[str, int], OperationEvents] = {}
@@ -197,6 +225,14 @@ class OperationGate(Gate):
         self.backward = any(tap.on for tap in self.taps["out.grad"])
         self.late = self.backward or any(self.is_due(tap) for tap in self.taps["out"])
         self.operations.retime()
+
+    def unseen(self) -> list[str]:
+        """Return the lines that assign a variable something that was not seen; none of other sites."""
+        code = self.operations.forward
+        name = self.pattern.op[0].removesuffix(VARIABLE)
+        if not self.variable or code is None:
+            return []
+        return unseen_assignments(code, name, self.operations.assigned)
 
     def _one(self, op: tuple[str, int]) -> OperationEvents:
         found = self._each.get(op)

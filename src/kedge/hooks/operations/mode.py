@@ -11,8 +11,8 @@ belong to no module, and neither do those in another hook of the same module.
 
 # Note [The frames that count]
 Kedge's own frames lie between the modes of two sessions. The second must see an operation that the
-first passes on, but not the first one's own computations. So `_operate` and `fire` end the search,
-and `_onward` leads past `_operate`.
+first passes on, but not the first one's own computations. So `operate` and `fire` end the search,
+and `_onward` leads past `operate`.
 
 # Note [Inside a function of one's own]
 The mode sees operations in the forward of a `torch.autograd.Function`, and actions may observe
@@ -41,8 +41,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from types import FrameType
-from typing import Any, Self
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,7 @@ from kedge.hooks.operations.gates import (
     refuse_inside,
 )
 from kedge.hooks.operations.names import name_of, overwrites
+from kedge.hooks.operations.variables import assign
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.hooks.placing.forward_calls import AROUND
 from kedge.hooks.placing.installed import ConcealedHook
@@ -77,6 +78,38 @@ from kedge.torch_internals.own_work import own_work
 from kedge.torch_internals.source_lines import is_dropped, is_running
 
 
+class ModeHere(Protocol):
+    """The mode of the current thread, and what counts its passes."""
+
+    @property
+    def passes(self) -> PassCounter:
+        """The counter."""
+
+    @property
+    def mode(self) -> Any:
+        """The mode."""
+
+
+class SeeingMode(Protocol):
+    """A mode that passes operations to `operate`."""
+
+    @property
+    def here(self) -> ModeHere:
+        """The modes of all threads, including this one."""
+
+    def __enter__(self) -> Any:
+        """Put it onto this thread's stack once more."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+        /,
+    ) -> Any:
+        """Take it off again."""
+
+
 class OperationCalls(OpenCalls[ForwardUnderWay | PassedOver]):
     """The active calls of hooked modules on one thread, and of the other children that run in one, by their operations."""
 
@@ -91,7 +124,7 @@ class OperationCalls(OpenCalls[ForwardUnderWay | PassedOver]):
                 entry.operations.interrupted = True
         return there_were
 
-    def forget_interrupted_around(self, frame: FrameType) -> bool:
+    def forget_interrupted_around(self, frame: FrameType | None) -> bool:
         """Remove calls that an interrupt has ended, which no frame around this one has.
 
         Returns whether there were any.
@@ -133,7 +166,7 @@ class OperationMode(TorchFunctionMode):
             gates = entry.operations.match(name)
         if (gates or name not in entry.operations.made) and name and _owns(entry, sys._getframe(1)):
             try:
-                return _operate(self, entry, name, gates, func, args, kwargs)
+                return operate(self, entry, name, gates, func, args, kwargs)
             except BaseException:
                 entry.operations.raised.add(name)
                 raise
@@ -161,7 +194,7 @@ class OperationMode(TorchFunctionMode):
         self.calls.end(operations)
         self.settle()
 
-    def _forget_interrupted(self, frame: FrameType) -> bool:
+    def _forget_interrupted(self, frame: FrameType | None) -> bool:
         """Remove calls that ended without their hook; returns whether there were any.
 
         See Note [Interrupted calls].
@@ -254,8 +287,8 @@ def _onward(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-def _operate(
-    mode: OperationMode,
+def operate(
+    mode: SeeingMode,
     entry: ForwardUnderWay,
     name: str,
     gates: Sequence[OperationGate],
@@ -267,8 +300,12 @@ def _operate(
     __tracebackhide__ = True
     operations = entry.operations
     op = (name, entry.counts.get(name, 0))
+    variables: Sequence[OperationGate] = ()
     if gates:
         _run_again(mode.here, entry)
+        if operations.forward is not None:
+            variables = [gate for gate in gates if gate.live and gate.variable]
+            gates = [gate for gate in gates if not gate.variable]
         gates = [gate for gate in gates if gate.live and gate.pattern.means(op)]
     if kwargs or name[-1] == "_" or name == "setitem":
         args, kwargs = _overwriting(entry, op, gates, args, kwargs)
@@ -286,6 +323,8 @@ def _operate(
     value = made
     for gate in gates:
         value = gate.after(entry, op, value)
+    if variables and name != "setitem":
+        value = assign(entry, variables, value, _past_others(sys._getframe(2)))
     if value is not made:
         refuse_inside(entry, f"{operations.path}/{name}#{op[1]}:out")
     if value is not made and overwrites(name, args, kwargs) and is_dropped(sys._getframe(2)):
@@ -297,7 +336,7 @@ def _operate(
     return result if name == "setitem" else value
 
 
-def _run(mode: OperationMode, func: Any, args: Any, kwargs: Any) -> Any:
+def _run(mode: SeeingMode, func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operation.
 
     Attention runs so that the operations inside pass the mode, too.
@@ -333,7 +372,7 @@ def _overwriting(
     return args, kwargs
 
 
-def _run_again(here: ThreadMode, entry: ForwardUnderWay) -> None:
+def _run_again(here: ModeHere, entry: ForwardUnderWay) -> None:
     """Wrap the recompute of a checkpoint that the forward has begun, so that its operations pass the mode.
 
     # Note [Checkpoints inside a forward]
@@ -354,7 +393,7 @@ def _run_again(here: ThreadMode, entry: ForwardUnderWay) -> None:
         _wrap(here, entry, owner, name)
 
 
-def _wrap(here: ThreadMode, entry: ForwardUnderWay, owner: Any, name: str) -> None:
+def _wrap(here: ModeHere, entry: ForwardUnderWay, owner: Any, name: str) -> None:
     """Wrap the function that a checkpoint keeps for its recompute."""
     passes = here.passes
     operations = entry.operations
@@ -380,10 +419,18 @@ def _wrap(here: ThreadMode, entry: ForwardUnderWay, owner: Any, name: str) -> No
     setattr(owner, name, again)
 
 
-def _past_operate(frame: FrameType | None) -> FrameType | None:
+def past_operate(frame: FrameType | None) -> FrameType | None:
+    """Return the frame around the next `operate` outwards; None without one."""
     while frame is not None and id(frame.f_code) != OPERATE:
         frame = frame.f_back
     return None if frame is None else frame.f_back
+
+
+def _past_others(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of an operation that modes of other sessions have passed on."""
+    while frame is not None and id(frame.f_code) == ONWARD:
+        frame = past_operate(frame)
+    return frame
 
 
 def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
@@ -396,11 +443,11 @@ def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
     graded = torch.is_grad_enabled()
     while frame is not None:
         code = id(frame.f_code)
-        if code in _ENDS:
-            if code == _ONWARD:
-                frame = _past_operate(frame)
+        if code in ENDS:
+            if code == ONWARD:
+                frame = past_operate(frame)
                 continue
-            if code == AROUND or (code == _AGAIN and frame is not entry.frame):
+            if code == AROUND or (code == AGAIN and frame is not entry.frame):
                 frame = frame.f_back  # the forward is further out, or it is of another session
                 continue
             entry.function = function
@@ -414,9 +461,9 @@ def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
     return False
 
 
-OPERATE = id(_operate.__code__)
-_ONWARD = id(_onward.__code__)
-_AGAIN = next(inside(_wrap.__code__, "again"))
-_ENDS = CALLS | {AROUND, OPERATE, _ONWARD, _AGAIN, id(fire.__code__)}
+OPERATE = id(operate.__code__)
+ONWARD = id(_onward.__code__)
+AGAIN = next(inside(_wrap.__code__, "again"))
+ENDS = CALLS | {AROUND, OPERATE, ONWARD, AGAIN, id(fire.__code__)}
 
 untraced(_run_again, OperationMode.__torch_function__, OperationMode.enter, OperationMode.leave)

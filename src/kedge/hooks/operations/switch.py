@@ -16,14 +16,22 @@ from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Spec
 from kedge.hooks.operations.attention import is_fused
-from kedge.hooks.operations.gates import ForwardUnderWay, ModuleOperations, OperationGate, OpPattern
+from kedge.hooks.operations.gates import (
+    ForwardUnderWay,
+    ModuleOperations,
+    OperationGate,
+    gate_for,
+)
 from kedge.hooks.operations.mode import ThreadMode
+from kedge.hooks.operations.variables import OutputAssigned, modules_assigned
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.sites.select import SitePlace, runs
+from kedge.torch_internals.assigned_names import code_of
 from kedge.torch_internals.checkpoint import owners_around
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.module_calls import module_frame
 from kedge.torch_internals.module_tables import modules_in, own_children
+from kedge.torch_internals.torchscript import takes_hooks
 
 
 class ModeOn(KedgeHook):
@@ -85,15 +93,19 @@ class ModeSwitches:
         if not operations.gates:
             for child in _children(module):
                 self._operations(child, self.names.get(id(child), ""))
-        gate = operations.gates[-1] if operations.gates else None
-        if gate is not None and gate.pattern == OpPattern(
-            place.site.op or ("*", None), place.without
-        ):
-            gate.many = gate.many and place.many
-        else:
-            gate = OperationGate(self.owner, self.passes, operations, place)
-            operations.add(gate)
+        gate = gate_for(self.owner, self.passes, operations, place, OperationGate)
+        if gate.variable:
+            self._place_variables(module, operations)
         gate.attach(spec, place.site)
+
+    def _place_variables(self, module: nn.Module, operations: ModuleOperations) -> None:
+        """Prepare the sites of a forward's variables."""
+        if operations.forward is not None:
+            return
+        operations.forward = code_of(module.forward)
+        for inside in modules_assigned(module):
+            if takes_hooks(inside):
+                OutputAssigned(self.owner, self.here, operations, inside)
 
     def _operations(self, module: nn.Module, path: str) -> ModuleOperations:
         switch = self.switches.get(id(module))

@@ -12,6 +12,7 @@ from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
 from kedge.short_text import listed
 from kedge.sites.language import op_pattern
+from kedge.sites.site import VARIABLE
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.module_tables import modules_in
 
@@ -55,7 +56,7 @@ def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | 
             "while operations are observed, this path is off",
             "call it with grad, or torch.backends.mha.set_fastpath_enabled(False)",
         )
-    return _explain_made(tap)
+    return explain_made(tap)
 
 
 def _explain_ungraded(tap: Tap) -> Cause | None:
@@ -90,11 +91,38 @@ def _is_compiled(path: str, model: nn.Module | None, *, compiled: bool) -> bool:
     return False
 
 
-def _explain_made(tap: Tap) -> Cause:
+def _explain_variable(
+    gate: Any, kind: type[Cause], made: dict[str, int], same: dict[str, int]
+) -> Cause:
+    """Return the cause of a variable that got no result of an operation or a module."""
+    name, nth = gate.pattern.op
+    if same and nth is not None:
+        most = ", ".join(f"{other}{count - 1}" for other, count in _numbered(same))
+        return kind(
+            f"{gate.operations.runs} assigned it less often: the last is {most}",
+            "the numbers start at 0",
+        )
+    assigned = f"; it assigned {listed(list(made), _SHOWN)}" if made else ""
+    return kind(
+        f"{gate.operations.runs} assigned no result of an operation or a module to "
+        f"{name.removesuffix(VARIABLE)}{assigned}",
+        "hook the operation that makes the value, such as the last one of a function that it calls",
+    )
+
+
+def _numbered(made: dict[str, int]) -> list[tuple[str, int]]:
+    return [(f"{name}#", count) for name, count in made.items()]
+
+
+def explain_made(tap: Tap) -> Cause:
     """Return the cause that lists the operations that the module's forward made."""
     gate: Any = tap.gate
     name, nth = gate.pattern.op
-    made = {other: count for other, count in gate.operations.made.items() if count}
+    made = {
+        other: count
+        for other, count in gate.operations.made.items()
+        if count and other.endswith(VARIABLE) is gate.variable
+    }
     kind = ExpectedSilence if gate.many else Cause
     listing = "list its operations with kedge.operations(model, ...)"
     if gate.operations.interrupted:
@@ -106,16 +134,18 @@ def _explain_made(tap: Tap) -> Cause:
     if any(op_pattern(name).fullmatch(raised) for raised in gate.operations.raised):
         return Cause(f"its {name} raised an error each time", "see the error")
     same = {other: made[other] for other in made if op_pattern(name).fullmatch(other)}
+    if gate.variable:
+        return _explain_variable(gate, kind, made, same)
     if same and nth is not None:
         most = ", ".join(f"{count} {other}" for other, count in same.items())
         return kind(f"it called {most}; the numbers start at 0", listing)
     if not made:
         return kind(
-            "its own forward calls no operation, only modules",
+            f"{gate.operations.runs} calls no operation, only modules",
             "hook the operations of those modules",
         )
     called = listed(list(made), _SHOWN)
-    why = f"its own forward called no {name}: it called {called}"
+    why = f"{gate.operations.runs} called no {name}: it called {called}"
     near = difflib.get_close_matches(name, made, 1)
     if near:
         return kind(why, f'did you mean "{near[0]}"?')

@@ -19,6 +19,7 @@ is not possible, the mode stays and passes everything on, until a module is call
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 import weakref
@@ -47,8 +48,8 @@ from kedge.torch_internals.autograd_nodes import (
 )
 from kedge.torch_internals.graph_task import backward_call, graph_task
 from kedge.torch_internals.hook_tables import after_accumulation, on_tensor
-from kedge.torch_internals.own_work import own_work
-from kedge.torch_internals.source_lines import source_of
+from kedge.torch_internals.own_work import leave_off, own_work
+from kedge.torch_internals.source_lines import TORCH, line_with, source_of
 from kedge.watch.alone.hooks_seen import PassClock, SeenHook, SeenTable
 from kedge.watch.alone.passes import (
     MOST_NODES,
@@ -74,7 +75,9 @@ MOST_SECONDS = 1.0
 _MOST_GRAPHS = 16
 _MOST_FORWARD = 200
 """Most operations of the graph of a program without a backward pass."""
-_SWAPS = "swap_tensors"
+_SWAPS = ("swap_tensors", "swap_module_params")
+_BUILDING = (f"{TORCH}nn{os.sep}init.py", f"{TORCH}nn{os.sep}modules{os.sep}")
+"""Where parameters of modules are made, before any module is called."""
 
 Until = Literal["end", "module", "limit"]
 
@@ -106,7 +109,7 @@ class TensorProgram:
         self._until: Until = "end"
         self._clock = PassClock()
         self._seen: dict[int, SeenOperation] = {}
-        self._tensors: ByIdentity[Tensor, None] = ByIdentity()
+        self._tensors: ByIdentity[Tensor, SourceLine | None] = ByIdentity()
         self._tables: dict[int, SeenTable] = {}
         self._retained: dict[Hashable, SeenHook] = {}
         self._graphs: dict[Hashable, TensorGraph] = {}
@@ -125,6 +128,8 @@ class TensorProgram:
 
     def begin(self) -> None:
         """Begin to see the operations of this thread."""
+        if any(line_with(text) is not None for text in _SWAPS):
+            return  # PyTorch does not swap a tensor that is referred to weakly
         self._mode = modes.operation_mode(self._operation)
         if self._mode is None:
             return
@@ -148,6 +153,7 @@ class TensorProgram:
         self._is_on = False
         if threading.get_ident() == self._thread:
             modes.take_off_operations(self._mode)
+            leave_off(self._mode)
         self._mode = None
         self._close_pass(failed=self._pass is not None)
         self._look_for_hooks()
@@ -165,16 +171,18 @@ class TensorProgram:
         for table in self._tables.values():
             table.take_out()
         mode = self._mode
+        add = getattr(ctypes.pythonapi, "Py_AddPendingCall", None)
+        if add is None:
+            return
 
         def take_off(_: Any) -> int:
-            if self._mode is mode and threading.get_ident() == self._thread:
-                modes.take_off_operations(mode)
+            is_here = threading.get_ident() == self._thread
+            if self._mode is mode and is_here and not modes.take_off_operations(mode):
+                add(self._pending, None)  # the operation has not ended yet
             return 0
 
-        add = getattr(ctypes.pythonapi, "Py_AddPendingCall", None)
-        if add is not None:
-            self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(take_off)
-            add(self._pending, None)
+        self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(take_off)
+        add(self._pending, None)
 
     def _release(self) -> None:
         self._seen.clear()
@@ -233,6 +241,8 @@ class TensorProgram:
         number = operation_number()
         has_node = number != self._number and torch.is_grad_enabled()
         self._number = number
+        if frame.f_code.co_filename.startswith(_BUILDING):
+            return
         line = line_outside(frame)
         made = [tensor for _, tensor in leaves.find(result)]
         if line is None or not made:
@@ -240,11 +250,14 @@ class TensorProgram:
         self._operations += 1
         self._variables = line.f_globals
         given = [tensor for _, tensor in leaves.find((args, kwargs or {}))]
-        for tensor in (*given, *made):
-            if type(tensor) is Tensor:
-                self._tensors[tensor] = None
-        value = value_of(made[0])
         source = self._source(line)
+        for tensor in given:
+            if type(tensor) is Tensor:
+                self._tensors.setdefault(tensor, None)
+        for tensor in made:
+            if type(tensor) is Tensor:
+                self._tensors.setdefault(tensor, source)
+        value = value_of(made[0])
         if has_node:
             constants = [
                 SeenConstant(weakref.ref(tensor), value_of(tensor))
@@ -351,7 +364,7 @@ class TensorProgram:
             graph = TensorGraph("grad" if asked else "backward", self._clock.passes)
             if at.frame is not None:
                 graph.source = source_of(at.frame)
-            drafted(behind, graph, self._seen, names, saved=self.saved)
+            drafted(behind, graph, self._seen, names, self._tensors, saved=self.saved)
             self._graphs[shape] = graph
         keys = [key_of(node) for node in behind.nodes]
         self._look_at_nodes(behind.nodes, keys)

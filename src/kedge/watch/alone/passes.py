@@ -224,12 +224,19 @@ def drafted(
     graph: TensorGraph,
     seen: Mapping[int, SeenOperation],
     names: Sequence[tuple[str, Tensor]],
+    made: Mapping[Tensor, SourceLine | None],
     *,
     saved: bool,
 ) -> None:
-    """Fill a graph with the nodes of its first pass, and what the program's variables call them.
+    """Fill a graph with the nodes of its first pass; constants stand between leaves and operations.
 
-    Constants stand between the leaves and the operations.
+    Args:
+        behind: Autograd's graph.
+        graph: Receives the nodes.
+        seen: The operations by the numbers of their nodes.
+        names: The tensors that the program's variables hold.
+        made: The lines where tensors were made.
+        saved: Whether to note what the operations keep for backward.
     """
     by_node: dict[Node, str] = {}
     by_id: dict[int, str] = {}
@@ -244,6 +251,7 @@ def drafted(
     for leaf in behind.leaves:
         moved.append(len(graph.nodes))
         draft = DraftNode("leaf", "leaf", [], leaf_key(leaf), by_id.get(id(leaf), ""))
+        draft.source = made.get(leaf)
         graph.nodes.append(draft)
     operations = behind.nodes[len(moved) :]
     for node in operations:

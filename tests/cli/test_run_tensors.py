@@ -107,7 +107,7 @@ for _ in range(3):
             p.grad.zero_()
 bits(loss, *layers[0])
 """,
-        {"x", "loss"},
+        {"x", "loss", "layers.0.0", "layers.0.1", "layers.1.0", "layers.1.1"},
     ),
     "an optimizer": (
         """

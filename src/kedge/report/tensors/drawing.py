@@ -17,7 +17,7 @@ from kedge.report.tensors.content import (
 )
 from kedge.short_text import counted
 from kedge.shown_text import visible
-from kedge.store.events import TensorGraphEvent, TensorHook, TensorNode
+from kedge.store.events import TensorGraphEvent, TensorHook, TensorNode, TensorValue
 
 MOST_BOXES = 120
 """So many tensors of a graph are drawn; what comes before them is left out."""
@@ -75,10 +75,9 @@ def _lines(node: TensorNode, hooks: list[TensorHook]) -> Iterator[str]:
         yield visible(node.variable) or name
     yield shape_of(node.value) or ("result not seen" if node.kind == "operation" else node.kind)
     if node.value is not None and node.value.text:
-        yield course(node.value, node.last)
-    gradient = course(node.gradient, node.last_gradient)
-    if gradient:
-        yield f"grad {gradient}"
+        yield from _course("", node.value, node.last)
+    if node.gradient is not None:
+        yield from _course("grad ", node.gradient, node.last_gradient)
     if kept(node):
         yield f".grad {kept(node)}"
     if node.saved:
@@ -87,6 +86,21 @@ def _lines(node: TensorNode, hooks: list[TensorHook]) -> Iterator[str]:
         yield _told(hook)
     if len(hooks) > _HOOKS:
         yield f"and {counted(len(hooks) - _HOOKS, 'more hook')}"
+
+
+def _course(what: str, first: TensorValue, last: TensorValue | None) -> Iterator[str]:
+    """Yield a value that changed from pass to pass in one line, or in two if it is too long."""
+    whole = f"{what}{course(first, last)}"
+    if len(whole) <= _LONGEST or last is None:
+        yield whole
+        return
+    yield f"{what}{_short(first)}"
+    yield f"→ {_short(last)}"
+
+
+def _short(value: TensorValue) -> str:
+    """Return a value without the mean of its numbers."""
+    return shown(value).partition(", mean")[0]
 
 
 def _told(hook: TensorHook) -> str:

@@ -71,10 +71,17 @@ def tensors_in_frames() -> Iterator[tuple[str, Tensor]]:
 
 
 def tensors_in(variables: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that some variables hold, with their names."""
+    """Yield the tensors that some variables hold, with their names.
+
+    A tensor may stand in a tuple, list or dict that is in one itself: ``layers.0.1``.
+    """
     for name, value in _holders(variables):
         if issubclass(type(value), Tensor):
             yield name, value
+        elif "." in name:
+            for inner, each in _items(name, value):
+                if issubclass(type(each), Tensor):
+                    yield inner, each
 
 
 def _programs_scopes(frame: FrameType | None) -> Iterator[dict[str, Any]]:

@@ -226,7 +226,7 @@ def test_only_the_process_that_was_started_writes(
         (
             "import torch; print('hello')",
             "nothing was recorded: the program called no module in this process, except in functions that are compiled as a whole, "
-            "and no optimizer trained tensors of its own; kedge sites --ops lists the operations of a program of tensors",
+            "and made no operation with tensors that can be seen",
         ),
     ],
 )

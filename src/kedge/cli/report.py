@@ -202,9 +202,14 @@ def _print_json(args: argparse.Namespace, shown_run: ShownRun) -> None:
 
 def _write(args: argparse.Namespace, shown_run: ShownRun) -> None:
     from kedge.report.page.render import render_page
+    from kedge.report.tensors.content import is_of_tensors
+    from kedge.report.tensors.page import render_tensors_page
 
     with progress("drawing the page"):
-        page = render_page(shown_run, chosen=args.sites or "")
+        if is_of_tensors(shown_run.recording):
+            page = render_tensors_page(shown_run)
+        else:
+            page = render_page(shown_run, chosen=args.sites or "")
     file = page_beside(Path(args.recording))
     if args.output:
         file = Path(args.output)

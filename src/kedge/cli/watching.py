@@ -138,6 +138,8 @@ class Watching:
         self._position = ProgramPosition(self.watch)
         self._notes = PositionNotes(self._position, self._complain)
         self.watch.__enter__()
+        self.watch.tensors.saved = self.order.saved is not None
+        self.watch.tensors.begin()
         self._entering = perf_counter() - began
         self.begun(self.watch)
 

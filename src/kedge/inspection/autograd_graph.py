@@ -208,6 +208,12 @@ def read_graph(
         return tuple(_Reader(results, model, calls, named or {}).nodes())
 
 
+def nodes_behind(results: Any) -> list[Node]:
+    """Return the autograd nodes behind some results, in the order of `read_graph`."""
+    edges = [edge_of(tensor) for _, tensor in leaves.find(results)]
+    return _in_order(behind(edge.node for edge in edges if edge is not None))
+
+
 class _Reader:
     def __init__(
         self,
@@ -372,6 +378,11 @@ def _on_node(node: Node) -> dict[str, list[Mapping[int, Any]]]:
     before = table_behind(node.register_prehook) or {}
     after = table_behind(node.register_hook) or {}
     return {"pre": [dict(before)], "post": [dict(after)]}
+
+
+def node_tables(node: Node) -> tuple[Any, Any]:
+    """Return a node's tables of hooks before and after it runs themselves; see Note [Hooks of nodes]."""
+    return table_behind(node.register_prehook), table_behind(node.register_hook)
 
 
 def hooks_of_node(node: Node) -> Iterator[tuple[str, int, Any]]:

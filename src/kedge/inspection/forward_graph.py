@@ -91,9 +91,13 @@ class ForwardGraph:
         if self._nodes[number].shape is None:
             self._nodes[number] = replace(self._nodes[number], shape=leaves.shape_of(value))
 
+    def in_order(self) -> list[GraphNode]:
+        """Return the nodes with the numbers that `taken` and `made` gave them, leaves first."""
+        return sorted(self._nodes, key=lambda node: (node.kind == "operation", node.number))
+
     def nodes(self) -> tuple[GraphNode, ...]:
         """Return the nodes: leaves first, in the order of their use, then the operations in theirs."""
-        order = sorted(self._nodes, key=lambda node: (node.kind == "operation", node.number))
+        order = self.in_order()
         places = {node.number: place for place, node in enumerate(order)}
         moved = []
         for place, node in enumerate(order):

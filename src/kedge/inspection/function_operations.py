@@ -226,7 +226,7 @@ class OutsideOperations(TorchFunctionMode):
         made = _made(name, args, result)
         if not made or in_backward():
             return
-        frame = _line_outside(sys._getframe(1))
+        frame = line_outside(sys._getframe(1))
         if frame is not None:
             self.made(OutsideOperation(name, args, kwargs, made, frame, begun))
 
@@ -312,7 +312,7 @@ def _is_plain(value: Tensor) -> bool:
     return modes.has_data(value) and not modes.is_transforming()
 
 
-def _line_outside(frame: FrameType | None) -> FrameType | None:
+def line_outside(frame: FrameType | None) -> FrameType | None:
     """Return the frame of the program's line that makes an operation.
 
     Returns:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kedge.errors import ScriptError
+from kedge.frames import OWN
 from kedge.program.ending import Ending, end_with
 from kedge.program.own_imports import OWN_IMPORTS
 from kedge.program.target import (
@@ -161,8 +162,31 @@ def _become_main(target: ProgramCode) -> ModuleType:
 
 
 def _from_program(error: BaseException) -> BaseException:
-    """Return an error without the frames before the program's first one."""
+    """Return an error without the frames before the program's first one, and of Kedge's in operations."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN):
         frames = frames.tb_next
-    return error.with_traceback(frames)
+    error = error.with_traceback(frames)
+
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            _leave_out_operations(each)
+            waiting += [each.__cause__, each.__context__]
+    return error
+
+
+def _leave_out_operations(error: BaseException) -> None:
+    """Remove the frames inside an operation that Kedge has passed on, of which Python shows none."""
+    frames = error.__traceback__
+    while frames is not None:
+        inner = frames.tb_next
+        if inner is not None:
+            code = inner.tb_frame.f_code
+            if code.co_name == "__torch_dispatch__" and code.co_filename.startswith(OWN):
+                frames.tb_next = None
+                return
+        frames = inner

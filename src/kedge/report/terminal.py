@@ -19,6 +19,8 @@ from kedge.report.module_lines import FoldedLine, ModuleLine, folded, matching
 from kedge.report.module_table import columns
 from kedge.report.shown_run import ShownRun
 from kedge.report.table import drawn, header
+from kedge.report.tensors.content import is_of_tensors
+from kedge.report.tensors.terminal import render_tensors
 from kedge.report.verdict import advice, left_open, tally, verdict
 from kedge.short_text import compact, counted
 
@@ -106,6 +108,10 @@ def render(
     console.print()
     if extent.sites is None:
         _render_curves(shown_run, console)
+    if is_of_tensors(recording) and extent.sites is None:
+        render_tensors(recording, console, whole=extent.most is None)
+    if is_of_tensors(recording) and not chosen:
+        return
     if not recording.sites:
         console.print("nothing was recorded: the program called no module while it was watched")
     elif not len(recording.steps):

@@ -738,6 +738,165 @@ class LossOperationEvent(RunEvent):
     source: SourceLine | None = None
 
 
+# -- a program of tensors ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorValue:
+    """What a tensor was.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its type of numbers, such as ``float32``.
+        text: Its numbers, or the least, the largest and the mean of many; empty if they were not
+            read.
+        nonfinite: How many of them are infinite or NaN.
+    """
+
+    shape: tuple[Count, ...]
+    dtype: str
+    text: str = left_out("")
+    nonfinite: Count = left_out(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedForBackward:
+    """A tensor that an operation keeps for backward.
+
+    Attributes:
+        name: Its name in the node; empty for what a function of the program keeps.
+        shape: Its shape; None if a pair of hooks has packed it.
+        bytes: The bytes that no operation before keeps, too.
+    """
+
+    name: str
+    shape: tuple[Count, ...] | None = None
+    bytes: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorNode:
+    """A tensor of a graph: a leaf, a constant, or the result of an operation.
+
+    Attributes:
+        name: The operation, ``leaf`` or ``constant``.
+        variable: The program's variable that holds the tensor; empty without one.
+        takes: The places of the tensors that the operation takes.
+        source: The program's line of the operation.
+        value: What it was at first.
+        last: What it was in the last pass; None if there was one pass only.
+        gradient: The gradient that backward has computed for it, at first.
+        last_gradient: That of the last pass.
+        kept: What ``.grad`` was after the last pass; None if there was none.
+        saved: What the operation keeps for backward.
+    """
+
+    kind: Literal["operation", "leaf", "constant"]
+    name: str
+    variable: str = left_out("")
+    takes: tuple[Count, ...] = left_out(())
+    source: SourceLine | None = left_out(None)
+    value: TensorValue | None = left_out(None)
+    last: TensorValue | None = left_out(None)
+    gradient: TensorValue | None = left_out(None)
+    last_gradient: TensorValue | None = left_out(None)
+    kept: TensorValue | None = left_out(None)
+    saved: tuple[SavedForBackward, ...] = left_out(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookFiring:
+    """One call of a hook.
+
+    Attributes:
+        at: Which backward pass it was, from 0.
+        order: Its place among the calls of hooks in that pass.
+        given: The value that it was called with.
+        did: Whether it returned nothing, returned another value, changed the value in place, or
+            raised an error.
+        result: The value after it, unless it is the same.
+    """
+
+    at: Count
+    order: Count
+    given: TensorValue | None = None
+    did: Literal["nothing", "returned", "changed", "raised"] = "nothing"
+    result: TensorValue | None = left_out(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorHook:
+    """A hook that the program has set on a tensor or on an autograd node.
+
+    Attributes:
+        node: The place of the tensor in `TensorGraphEvent.nodes`.
+        kind: As `kedge.audit` names it: ``tensor``, ``post-accumulate``, ``node-pre``,
+            ``node-post``; or ``retain-grad``.
+        name: The name of the function.
+        owner: Its file and line, or its library.
+        times: How often it was called.
+        firings: The first calls, and the last one.
+        removed: Whether the program has removed it.
+    """
+
+    node: Count
+    kind: str
+    name: str
+    owner: str
+    times: Count = 0
+    firings: tuple[HookFiring, ...] = ()
+    removed: bool = left_out(False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorGraphEvent(RunEvent):
+    """The graph of some backward passes of a program without modules that are all alike.
+
+    Or, of a program without a backward pass, that of its first operations.
+
+    Attributes:
+        began: What made it: ``backward``, ``grad`` (of `torch.autograd`), or ``forward``.
+        first: Which pass was the first one, from 0.
+        passes: How many passes were alike.
+        failed: How many of them ended with an error.
+        roots: The places of the tensors that it began at.
+        source: The program's line that called backward.
+        nodes: The tensors, each after those that it takes.
+        hooks: The hooks of the program.
+        left_out: How many operations are not among the nodes.
+    """
+
+    kind = "tensor-graph"
+    began: Literal["backward", "grad", "forward"]
+    first: Count = 0
+    passes: Count = 0
+    failed: Count = left_out(0)
+    roots: tuple[Count, ...] = ()
+    source: SourceLine | None = left_out(None)
+    nodes: tuple[TensorNode, ...] = ()
+    hooks: tuple[TensorHook, ...] = left_out(())
+    left_out: Count = left_out(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorProgramEvent(RunEvent):
+    """What was seen of a program before it called a module.
+
+    Attributes:
+        operations: How many operations it made.
+        passes: How many backward passes.
+        until: Why no more was seen: the program's ``end``, a ``module`` that it called, or the
+            ``limit`` of what is looked at.
+        graphs: How many kinds of passes were not recorded, beside those of `TensorGraphEvent`.
+    """
+
+    kind = "tensor-program"
+    operations: Count
+    passes: Count
+    until: Literal["end", "module", "limit"]
+    graphs: Count = left_out(0)
+
+
 # -- values that are not finite ------------------------------------------------------------------
 
 

@@ -33,6 +33,13 @@ without_function_modes: Callable[[], AbstractContextManager[Any]] = late(
     "torch:_C.DisableTorchFunction", nullcontext
 )
 
+_dispatch_mode_at: Callable[[int], Any] = late("torch:_C._get_dispatch_stack_at", lambda _: None)
+_pop_dispatch_mode: Callable[[None], Any] = late(
+    "torch:_C._pop_torch_dispatch_stack", lambda _: None
+)
+_push_dispatch_mode: Callable[[Any], None] = late(
+    "torch:_C._push_on_torch_dispatch_stack", lambda _: None
+)
 _mode: Callable[[Any], Any] = late("torch:_C._get_dispatch_mode", lambda _: None)
 _interpreter: Callable[[], Any] = late("torch:_C._functorch.peek_interpreter_stack", lambda: None)
 _is_wrapped: Callable[[Any], bool] = late(
@@ -65,27 +72,75 @@ def seeing_operations(see: Callable[[str, Any, Any, Any], None]) -> AbstractCont
 
     It is given the name, the arguments and the result.
     """
+    mode: AbstractContextManager[Any] | None = operation_mode(see)
+    if mode is None:
+        return nullcontext()
+    return mode
+
+
+def operation_mode(see: Callable[[str, Any, Any, Any], None]) -> Any:
+    """Return a dispatch mode that calls a function after each operation, as `seeing_operations` does.
+
+    It passes on operators that call functions, and leaves Dynamo alone. None if PyTorch has none.
+    """
     base = find("torch.utils._python_dispatch:TorchDispatchMode")
     if base is None:
-        return nullcontext()
+        return None
 
     class Seeing(base):  # type: ignore[misc, valid-type]
+        supports_higher_order_operators = True
+
         def __torch_dispatch__(
             self, operation: Any, _types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             kwargs = kwargs or {}
             # In inference mode operations come here before they are taken apart.
-            if torch.is_inference_mode_enabled():
+            if torch.is_inference_mode_enabled() and hasattr(operation, "decompose"):
                 with self:
                     result = operation.decompose(*args, **kwargs)
                 if result is not NotImplemented:
                     return result
             result = operation(*args, **kwargs)
-            see(operation.overloadpacket.__name__, args, kwargs, result)
+            packet = getattr(operation, "overloadpacket", operation)
+            see(packet.__name__, args, kwargs, result)
             return result
 
-    seeing: AbstractContextManager[Any] = Seeing()
-    return seeing
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False  # to be skipped would import Dynamo, which takes a second
+
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            return True
+
+    return Seeing()
+
+
+def put_on_operations(mode: Any) -> None:
+    """Put a dispatch mode onto this thread's stack; nobody else is told that there is one."""
+    _push_dispatch_mode(mode)
+
+
+def take_off_operations(mode: Any) -> bool:
+    """Remove a dispatch mode from this thread's stack, and keep those above it.
+
+    Returns:
+        Whether it was there. It is not while it passes an operation on.
+    """
+    above: list[Any] = []
+    found = False
+    for place in reversed(range(dispatch_modes())):
+        top = _dispatch_mode_at(place)
+        if getattr(top, "_mode_key", None) is not None:  # PyTorch's own lie below all others
+            break
+        _pop_dispatch_mode(None)
+        if top is mode:
+            found = True
+            break
+        above.append(top)
+    for other in reversed(above):
+        _push_dispatch_mode(other)
+    return found
 
 
 def take_off(mode: Any, past: type | None = None) -> bool:

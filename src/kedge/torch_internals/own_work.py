@@ -99,6 +99,10 @@ class OwnWork:
             self.end()
             raise
 
+    def forget(self, mode: Any) -> None:
+        """Do not put a dispatch mode back."""
+        self._dispatch_modes = [each for each in self._dispatch_modes if each is not mode]
+
     def end(self) -> None:
         """Put everything back."""
         try:
@@ -131,6 +135,13 @@ class _ProgramsWork:
 
     def __exit__(self, *error: object) -> None:
         self._around.begin()
+
+
+def leave_off(mode: Any) -> None:
+    """Keep the block of own work that this thread is in from putting a dispatch mode back."""
+    work = _here.work
+    if work is not None:
+        work.forget(mode)
 
 
 def own_work() -> AbstractContextManager[None]:

@@ -7,8 +7,12 @@ module are watched as tensors.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kedge.by_identity import ByIdentity
@@ -17,9 +21,9 @@ from kedge.torch_internals import dynamo
 from kedge.torch_internals.module_tables import parameters_in
 from kedge.watch.models.holders import holders_of
 from kedge.watch.models.models import Models
-from kedge.watch.models.optimizers import KnownOptimizer, params_of
+from kedge.watch.models.optimizers import KnownOptimizer, any_optimizer, params_of
 from kedge.watch.models.roots import RootModule
-from kedge.watch.models.slots import slots_in
+from kedge.watch.models.slots import TensorSlot, slots_in
 from kedge.watch.records.optimizer_updates import Updates
 from kedge.watch.steps.steps import Steps
 
@@ -57,6 +61,18 @@ class Training:
                 if any(id(p) in own for p in params_of(optimizer)):
                     self._adopt(optimizer, self.optimizers.entry(optimizer))
         return root
+
+    def watch_leaves(self, leaves: Sequence[Tensor]) -> None:
+        """Watch the leaves of a program that has called no module, and has no optimizer for them.
+
+        Then each further backward pass is a step.
+        """
+        if self.models.roots or any_optimizer():
+            return
+        tensors: list[Any] = [leaf for leaf in leaves if self.models.places.of(leaf) is None]
+        if tensors:
+            slots: dict[int, TensorSlot] = {id(leaf): weakref.ref(leaf) for leaf in tensors}
+            self.models.watch_tensors(tensors, slots)
 
     def before_update(self, optimizer: Optimizer) -> KnownOptimizer:
         """Update the entry of an optimizer if it is new or may have changed, and return it."""
@@ -118,5 +134,6 @@ class Training:
                 self.watch(module)
         rest = [p for p in self._params_without_root(optimizer) if p.grad is not None]
         if rest:
-            self.models.watch_tensors(rest, optimizer)
+            slots = {id(param): slot for slot, param in slots_in(optimizer)}
+            self.models.watch_tensors(rest, slots)
         self._adopt(optimizer, entry)

@@ -32,6 +32,7 @@ from kedge.torch_internals import dynamo
 from kedge.torch_internals.hook_tables import before_forward
 from kedge.torch_internals.module_tables import modules_in
 from kedge.watch.acting.acting import Acting
+from kedge.watch.alone.observer import TensorProgram
 from kedge.watch.models.backward_start import BackwardStart
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import Optimizers
@@ -51,6 +52,8 @@ from kedge.watch.steps.steps import Steps, StepSource
 from kedge.watch.totals import WatchSummary
 from kedge.watch.training import Training
 
+_TENSORS = "its tensors"
+
 
 class Watcher:
     """Watches a program during a ``with`` block.
@@ -66,6 +69,7 @@ class Watcher:
 
     Attributes:
         acting: What is done at findings; None if nothing is ordered.
+        tensors: What the program does before it calls a module, once that has begun.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Watcher:
         self.kinds = StepKinds(self.steps, record, self.training, shield)
         self.updates = OptimizerHooks(record, self.training, self.kinds, shield)
         self.acting: Acting | None = None
+        self.tensors = TensorProgram(shield.attempt, self.training.watch_leaves)
         self._undo = ExitStack()
         self._final: WatchSummary | None = None
 
@@ -120,6 +125,7 @@ class Watcher:
         record = self.record
         lines = record.losses.lines
         seconds = record.first_step.seconds + self.models.passes.seconds + lines.seconds
+        seconds += self.tensors.seconds
         if self.acting is not None:
             seconds += self.acting.seconds
         if record.times is not None:
@@ -165,7 +171,9 @@ class Watcher:
         if os.getpid() != self.shield.pid:
             return
         try:
+            of_tensors = self.shield.attempt(_TENSORS, self.tensors.end, "end")
             silent = self.shield.alone(self._end)
+            self.record.writer.write_of_tensors(of_tensors or ())
             ledger = LedgerEvent(sampled=self.summary.sampled, sites=tuple(silent))
             log = self.record.writer.log
             log.event(ledger)
@@ -256,6 +264,9 @@ class Watcher:
         inner = models.candidate(module)
         if inner is None:
             return
+        if self.tensors.is_on:
+            record.writer.notes += self.tensors.end("module")
+            models.forget_tensors()
         running = models.running()
         if running is not None:
             models.known.add(modules_in(module).values())

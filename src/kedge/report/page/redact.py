@@ -16,6 +16,7 @@ from kedge.store.events import (
     ProducerEvent,
     RunEvent,
     SavedEvent,
+    TensorGraphEvent,
 )
 from kedge.store.recording import Recording
 from kedge.store.saved_account import BytesOverStep
@@ -69,10 +70,20 @@ def _event(event: RunEvent) -> RunEvent:
     if isinstance(event, ProducerEvent):
         among = tuple(replace(possible, file=None, line=None) for possible in event.among)
         return replace(event, file=None, line=None, function=None, text=None, among=among)
+    if isinstance(event, TensorGraphEvent):
+        hooks = [replace(hook, owner=_without_place(hook.owner)) for hook in event.hooks]
+        event = replace(event, hooks=tuple(hooks))
     if isinstance(event, EndEvent) and event.error:
         event = replace(event, error=event.error.partition(":")[0])
     without: RunEvent = _without_lines(event)
     return without
+
+
+def _without_place(owner: str) -> str:
+    """Return the owner of a hook, unless that is a file and line."""
+    if ":" in owner:
+        return "the program"
+    return owner
 
 
 def _without_lines(value: Any) -> Any:

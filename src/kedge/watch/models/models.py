@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
 
 from kedge.actions.measure.meter import Meter
 from kedge.hooks.roots import SeenModules
@@ -30,7 +29,7 @@ from kedge.watch.models.naming import RootNames
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
 from kedge.watch.models.roots import RootModule, WantedSites, free_prefix, next_of
-from kedge.watch.models.slots import ParameterSlot, holder, slots_in
+from kedge.watch.models.slots import ParameterSlot, TensorSlot, holder
 from kedge.watch.models.variables import names_in_frames
 
 _OF_PARAMETERS = ("param", "param.grad")
@@ -152,8 +151,15 @@ class Models:
         # read at the optimizer.
         self.passes.listen(param for _, param in fresh if own_part(param) is param)
 
-    def watch_tensors(self, tensors: Sequence[nn.Parameter], optimizer: Optimizer) -> None:
-        """Make a root of tensors of an optimizer that belong to no module."""
+    def watch_tensors(
+        self, tensors: Sequence[nn.Parameter], slots: Mapping[int, TensorSlot]
+    ) -> None:
+        """Make a root of tensors that belong to no module.
+
+        Args:
+            tensors: The tensors.
+            slots: Where each stands, by its identity.
+        """
         prefix = ""
         if not all(root.prefix for root in self.roots):
             prefix = free_prefix("tensors", self.roots)
@@ -161,7 +167,6 @@ class Models:
         root = RootModule(len(self.roots), prefix, {"": "tensors"}, parameters=elements)
         self.roots.append(root)
 
-        slots = {id(param): slot for slot, param in slots_in(optimizer)}
         variables = names_in_frames(tensors)
         named = []
         for number, param in enumerate(tensors):
@@ -172,6 +177,15 @@ class Models:
             named, root, lambda path: self.wanted.wants(path, nn.Module(), _OF_PARAMETERS)
         )
         self.passes.listen(tensors)
+
+    def forget_tensors(self) -> None:
+        """Forget roots of tensors that no optimizer holds, before a module is watched, which has plain names then."""
+        for root in [root for root in self.roots if not root.modules and not root.optimizers]:
+            for place in list(self.places):
+                if place.root is root:
+                    place.unhook()
+            self.places.forget(root)
+            self.roots.remove(root)
 
     def find_parameters(self, *, lazy_only: bool = False) -> None:
         """Watch parameters that came later.

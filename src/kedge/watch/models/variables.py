@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import FrameType, ModuleType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from kedge.frames import frames_around, is_between, is_installed, variables_of
 from kedge.hooks.roots import unwrapped
@@ -52,28 +52,52 @@ def names_in_frames(wanted: Collection[object]) -> dict[int, str]:
     Returns:
         The names, by the identities of the objects; none of those that no variable holds.
     """
+    ids = {id(each) for each in wanted}
+    names: dict[int, str] = {}
+    for variables in _programs_scopes(sys._getframe(1)):
+        for name, value in _holders(variables):
+            at = _identity(value)
+            if at in ids:
+                names.setdefault(at, name)
+        if len(names) == len(ids):
+            return names
+    return names
+
+
+def tensors_in_frames() -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that the program's variables hold, with their names; see Note [Names of variables]."""
+    for variables in _programs_scopes(sys._getframe(1)):
+        yield from tensors_in(variables)
+
+
+def tensors_in(variables: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that some variables hold, with their names.
+
+    A tensor may stand in a tuple, list or dict that is in one itself: ``layers.0.1``.
+    """
+    for name, value in _holders(variables):
+        if issubclass(type(value), Tensor):
+            yield name, value
+        elif "." in name:
+            for inner, each in _items(name, value):
+                if issubclass(type(each), Tensor):
+                    yield inner, each
+
+
+def _programs_scopes(frame: FrameType | None) -> Iterator[dict[str, Any]]:
+    """Yield the variables of the frames around one, the program's own before those of libraries."""
     own: list[FrameType] = []
     installed: list[FrameType] = []
-    for frame in frames_around(sys._getframe(1)):
-        file = frame.f_code.co_filename
+    for each in frames_around(frame):
+        file = each.f_code.co_filename
         if is_between(file):
             continue
         if is_installed(file):
-            installed.insert(0, frame)
+            installed.insert(0, each)
         else:
-            own.insert(0, frame)
-
-    ids = {id(each) for each in wanted}
-    names: dict[int, str] = {}
-    for frames in (own, installed):
-        for variables in _scopes(frames):
-            for name, value in _holders(variables):
-                at = _identity(value)
-                if at in ids:
-                    names.setdefault(at, name)
-            if len(names) == len(ids):
-                return names
-    return names
+            own.insert(0, each)
+    yield from _scopes(own)
+    yield from _scopes(installed)
 
 
 def _scopes(frames: Iterable[FrameType]) -> Iterator[dict[str, Any]]:

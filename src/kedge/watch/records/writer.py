@@ -129,6 +129,13 @@ class MeterSink:
         while self.notes:
             self.log.event(self.notes.pop(0))
 
+    def write_of_tensors(self, events: Sequence[RunEvent]) -> None:
+        """Write the events of a program of tensors, which may have no site."""
+        if events and not self._entries:
+            self.log.sites([], [])
+        for event in events:
+            self.log.event(event)
+
     def finish(self, step: int) -> None:
         """Write the rest at the end of a run whose last active step is `step`."""
         self.write_curves(step, wait=True)

@@ -20,6 +20,7 @@ from kedge.report.apart import apart_in_short
 from kedge.report.head import lost_ranks
 from kedge.report.positions import last_positions
 from kedge.report.program_line import ProgramLine
+from kedge.report.tensors.content import first_broken, is_of_tensors, told_program
 from kedge.report.verdict import advice, not_watched, tally, verdict
 from kedge.repro.kept.kept_pass import kept_in, place_of
 from kedge.rules.judgement import Judgement, judge
@@ -35,8 +36,7 @@ from kedge.watch.totals import WatchSummary
 
 NO_MODULE = (
     "the program called no module in this process, except in functions that are compiled as a "
-    "whole, and no optimizer trained tensors of its own; kedge sites --ops lists the operations "
-    "of a program of tensors"
+    "whole, and made no operation with tensors that can be seen"
 )
 NO_SITE = (
     "modules were called, but no selected site had a value that can be measured; list the "
@@ -164,7 +164,7 @@ def _checked(name: str, place: Path, folder: Path | None, end: EndClock) -> list
 def _judged(name: str, place: Path, folder: Path | None, end: EndClock) -> list[str]:
     recording = Recording.open(place)
     judgement = judge(recording, configured_rules(folder=folder), end.is_over)
-    lines = [*lost_ranks(recording)]
+    lines = [*lost_ranks(recording), *_of_tensors(recording)]
     if len(recording.ranks) > 1:  # the error of a single process has just been printed
         lines += last_positions(recording)
     lines.append(in_short(judgement))
@@ -180,6 +180,15 @@ def _judged(name: str, place: Path, folder: Path | None, end: EndClock) -> list[
         if apart:
             lines.append(apart)
     return lines
+
+
+def _of_tensors(recording: Recording) -> Iterator[str]:
+    """Yield what was seen of a program of tensors, and its first value that is not finite."""
+    if not is_of_tensors(recording):
+        return
+    for line in (told_program(recording), first_broken(recording)):
+        if line:
+            yield line
 
 
 def _line_at_fault(judgement: Judgement) -> Iterator[str]:

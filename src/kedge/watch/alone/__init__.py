@@ -1,0 +1,1 @@
+"""Programs of tensors alone: what they compute, differentiate and hook before they call a module."""

@@ -312,6 +312,8 @@ WRONG = [
         "recipes.route(model, 'conv', into='fc', by=3)",
         "route(by=3): by is a function of two values",
     ),
+    ("recipes.sample_gradients(model, images)", "missing a required argument: 'loss'"),
+    ("recipes.sample_gradients(model, images, 3)", "sample_gradients(loss=3): loss is a function"),
     ("recipes.blocks(images, images)", "blocks takes a model first"),
     ("recipes.logit_lens(model, images)", "no list of blocks of one class"),
     ("recipes.smoothgrad(model)", "smoothgrad takes an attribution, not the module Net"),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kedge.recipes.attribution.integrated import integrated_gradients
     from kedge.recipes.attribution.rectifiers import deconvnet, guided_backprop
     from kedge.recipes.attribution.smoothing import smoothgrad
+    from kedge.recipes.by_sample import sample_gradients
     from kedge.recipes.interventions.ablation import Ablation, Means, ablate, means, resample
     from kedge.recipes.interventions.patching import Patching, patch
     from kedge.recipes.interventions.routing import Route, route
@@ -46,6 +47,7 @@ _HOME = {
     "recipes.attribution.integrated": ("integrated_gradients",),
     "recipes.attribution.rectifiers": ("deconvnet", "guided_backprop"),
     "recipes.attribution.smoothing": ("smoothgrad",),
+    "recipes.by_sample": ("sample_gradients",),
     "recipes.transformer_parts": ("Blocks", "blocks"),
     "recipes.lens": ("logit_lens",),
     "features.extract": ("Features", "extract"),
@@ -101,6 +103,7 @@ __all__ = [
     "resample",
     "route",
     "saliency",
+    "sample_gradients",
     "smoothgrad",
     "steer",
     "stored_table",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kedge.recipes.attribution.smoothing import smoothgrad
     from kedge.recipes.by_sample import sample_gradients
     from kedge.recipes.interventions.ablation import Ablation, Means, ablate, means, resample
+    from kedge.recipes.interventions.interventions import Interventions
     from kedge.recipes.interventions.patching import Patching, patch
     from kedge.recipes.interventions.routing import Route, route
     from kedge.recipes.interventions.steering import Steering, contrast, steer
@@ -53,6 +54,7 @@ _HOME = {
     "features.extract": ("Features", "extract"),
     "figures.graph.drawn": ("Graph",),
     "recipes.interventions.ablation": ("Ablation", "Means", "ablate", "means", "resample"),
+    "recipes.interventions.interventions": ("Interventions",),
     "recipes.interventions.patching": ("Patching", "patch"),
     "recipes.interventions.routing": ("Route", "route"),
     "recipes.interventions.steering": ("Steering", "contrast", "steer"),
@@ -76,6 +78,7 @@ __all__ = [
     "Features",
     "Graph",
     "Histogram",
+    "Interventions",
     "Mean",
     "Means",
     "Patching",

@@ -64,6 +64,7 @@ def test_the_examples_in_a_docstring_run(name):
 WITHOUT = """
     Cpu Finding Recording Session session watch Quantiles Reducer frechet_distance stored_table contrast offload
     Ablation Attribution FeatureTable Features Graph Means Patching Steering Tokens
+    Blocks Route
 """  # what needs a file, a device or another package, or is part of another name's example
 
 

@@ -305,7 +305,7 @@ class BadSample(ExtractionFailed):
 
 
 class AttributionError(KedgeError, ValueError):
-    """The output to explain, or the site, does not fit the model; the message describes the model's."""
+    """The output to explain, the site or the method does not fit the model; the message describes the model's."""
 
 
 class NothingCut(AttributionError):
@@ -313,7 +313,7 @@ class NothingCut(AttributionError):
 
 
 class InterventionError(ActionError, ValueError):
-    """Activations cannot be changed in the requested way; the message lists the possibilities."""
+    """Activations cannot be changed, written or read in the requested way; the message lists the possibilities."""
 
 
 class MissingExtra(KedgeError):

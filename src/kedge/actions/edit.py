@@ -5,7 +5,7 @@ Each takes one tensor and returns one of the same shape, dtype and device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Number
 from typing import Any
 
@@ -25,6 +25,8 @@ class Edit:
         change: Returns the value's replacement.
         reshape: Whether that may have another shape, dtype or device.
         each: Whether `change` makes each number of the result from the number at its place.
+        arguments: The arguments of the function that makes it, by name, from which it can be made
+            again; None if there is a function among them.
     """
 
     def __init__(
@@ -34,8 +36,10 @@ class Edit:
         *,
         reshape: bool = False,
         each: bool = True,
+        arguments: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
+        self.arguments = arguments
         self.change = change
         self.reshape = reshape
         self.each = each
@@ -79,9 +83,21 @@ def replace(new: Any, *, reshape: bool = False) -> Edit:
     if callable(new) and not isinstance(new, Tensor):
         name = getattr(new, "__name__", "function")
         return Edit(f"replace({name})", new, reshape=reshape, each=False)
+    arguments = {"new": new, "reshape": reshape}
     if isinstance(new, Tensor):
-        return Edit("replace(tensor)", lambda value: new.clone(), reshape=reshape, each=False)
-    return Edit(f"replace({new})", lambda value: _filled(value, new), reshape=reshape)
+        return Edit(
+            "replace(tensor)",
+            lambda value: new.clone(),
+            reshape=reshape,
+            each=False,
+            arguments=arguments,
+        )
+    return Edit(
+        f"replace({new})",
+        lambda value: _filled(value, new),
+        reshape=reshape,
+        arguments=arguments,
+    )
 
 
 def _filled(value: Tensor, number: Any) -> Tensor:
@@ -114,7 +130,9 @@ def scale(factor: float | Tensor) -> Edit:
         ...     output = model(images)
     """
     _check_value("scale", factor)
-    return Edit(f"scale({_short(factor)})", lambda value: value * factor)
+    return Edit(
+        f"scale({_short(factor)})", lambda value: value * factor, arguments={"factor": factor}
+    )
 
 
 @called_as('kedge.hook(model, "layer4", kedge.add(vector))')
@@ -133,7 +151,7 @@ def add(term: float | Tensor) -> Edit:
         ...     output = model(images)
     """
     _check_value("add", term)
-    return Edit(f"add({_short(term)})", lambda value: value + term)
+    return Edit(f"add({_short(term)})", lambda value: value + term, arguments={"term": term})
 
 
 @called_as('kedge.hook(model, "layer4", kedge.clamp(min=0))')
@@ -168,7 +186,11 @@ def clamp(
     if max is not None:
         limits.append(f"max={max}")
     name = f"clamp({', '.join(limits)})"
-    return Edit(name, lambda value: torch.clamp(value, min=min, max=max))
+    return Edit(
+        name,
+        lambda value: torch.clamp(value, min=min, max=max),
+        arguments={"min": min, "max": max},
+    )
 
 
 @called_as('kedge.hook(model, "layer4", kedge.zero())')
@@ -185,7 +207,7 @@ def zero() -> Edit:
         >>> with kedge.hook(model, "relu", kedge.zero()):
         ...     output = model(images)
     """
-    return Edit("zero()", torch.zeros_like)
+    return Edit("zero()", torch.zeros_like, arguments={})
 
 
 def _is_value(given: object) -> bool:

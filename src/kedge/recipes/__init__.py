@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from kedge.recipes.attribution.integrated import integrated_gradients
     from kedge.recipes.attribution.rectifiers import deconvnet, guided_backprop
     from kedge.recipes.attribution.smoothing import smoothgrad
+    from kedge.recipes.by_sample import sample_gradients
     from kedge.recipes.interventions.ablation import Ablation, Means, ablate, means, resample
+    from kedge.recipes.interventions.interventions import Interventions
     from kedge.recipes.interventions.patching import Patching, patch
     from kedge.recipes.interventions.routing import Route, route
     from kedge.recipes.interventions.steering import Steering, contrast, steer
@@ -46,11 +48,13 @@ _HOME = {
     "recipes.attribution.integrated": ("integrated_gradients",),
     "recipes.attribution.rectifiers": ("deconvnet", "guided_backprop"),
     "recipes.attribution.smoothing": ("smoothgrad",),
+    "recipes.by_sample": ("sample_gradients",),
     "recipes.transformer_parts": ("Blocks", "blocks"),
     "recipes.lens": ("logit_lens",),
     "features.extract": ("Features", "extract"),
     "figures.graph.drawn": ("Graph",),
     "recipes.interventions.ablation": ("Ablation", "Means", "ablate", "means", "resample"),
+    "recipes.interventions.interventions": ("Interventions",),
     "recipes.interventions.patching": ("Patching", "patch"),
     "recipes.interventions.routing": ("Route", "route"),
     "recipes.interventions.steering": ("Steering", "contrast", "steer"),
@@ -74,6 +78,7 @@ __all__ = [
     "Features",
     "Graph",
     "Histogram",
+    "Interventions",
     "Mean",
     "Means",
     "Patching",
@@ -101,6 +106,7 @@ __all__ = [
     "resample",
     "route",
     "saliency",
+    "sample_gradients",
     "smoothgrad",
     "steer",
     "stored_table",

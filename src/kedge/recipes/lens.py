@@ -39,6 +39,13 @@ def logit_lens(
     Raises:
         NoSiteMatched: If the model has no list of blocks, or several.
         InterventionError: If it returns no scores, or not a floating-point tensor alone.
+
+    Examples:
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
+        >>> layers = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        >>> gpt = torch.nn.Sequential(torch.nn.Embedding(9, 8), layers, torch.nn.Linear(8, 9)).eval()
+        >>> recipes.logit_lens(gpt, torch.tensor([[1, 4, 2]])).shape
+        torch.Size([2, 1, 3, 9])
     """
     parts = blocks(model, given, inside=inside)
     states: dict[str, Tensor] = {}

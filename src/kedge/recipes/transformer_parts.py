@@ -381,6 +381,13 @@ def blocks(model: nn.Module, given: Any, *, inside: str = "") -> Blocks:
     Raises:
         NoSiteMatched: If the model has no list of blocks, or several; and when a part is asked for
             that cannot be told.
+
+    Examples:
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
+        >>> layers = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        >>> gpt = torch.nn.Sequential(torch.nn.Embedding(9, 8), layers, torch.nn.Linear(8, 9)).eval()
+        >>> recipes.blocks(gpt, torch.tensor([[1, 4, 2]])).layers
+        ('1.layers.0:out', '1.layers.1:out')
     """
     if not isinstance(model, nn.Module):
         raise NoSiteMatched(f"blocks takes a model first, not {not_a_model(model)}")

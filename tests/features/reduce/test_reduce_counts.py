@@ -299,6 +299,68 @@ def test_the_best_are_those_that_sorting_everything_gives(data, k, largest):
         assert found["values"][channel, len(expected) :].isnan().all()
 
 
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 7), st.booleans(), st.sampled_from(["samples", "max"]))
+def test_the_best_positions_are_those_that_sorting_everything_gives(data, k, largest, positions):
+    """Sample, position and value, and how many more have the last value; however batches are cut and merged."""
+    number = st.sampled_from([0.0, -0.0, 1.0, 2.0, -1.0, math.inf, -math.inf, math.nan])
+    n = data.draw(st.integers(1, 9))
+    values = torch.tensor(data.draw(st.lists(number, min_size=8 * n, max_size=8 * n)))
+    values = values.reshape(n, 2, 2, 2)
+    keys = data.draw(st.permutations([f"{i}" for i in range(n)]))
+    cut = data.draw(st.integers(0, n))
+    settings_ = {"largest": largest, "positions": positions}
+    first = filled(TopK(k, **settings_), values[:cut], 2, keys[:cut])
+    first.merge(
+        filled(TopK(k, **settings_), values[cut:], data.draw(st.integers(1, 4)), keys[cut:])
+    )
+    found = restore(first.state()).result()
+
+    sign = -1 if largest else 1
+    for channel in range(2):
+        entries = []
+        for key, of_sample in zip(keys, values[:, channel].flatten(1), strict=True):
+            rows = [(value, place) for place, value in enumerate(of_sample.tolist())]
+            if positions == "max":
+                rows = [(of_sample.max().item(), int(of_sample.argmax()))]
+            entries += [(sign * v, key, place) for v, place in rows if not math.isnan(v)]
+        expected = sorted(entries)[:k]
+        count = len(expected)
+        assert found["keys"][channel] == [key for _, key, _ in expected]
+        assert found["values"][channel, :count].tolist() == [sign * v for v, _, _ in expected]
+        assert found["positions"][channel, :count].tolist() == [place for _, _, place in expected]
+        assert (found["positions"][channel, count:] == -1).all()
+        last = [v for v, _, _ in expected[-1:]]
+        left = sorted(entries)[k:]
+        assert found["tied"][channel] == sum(v in last for v, _, _ in left)
+
+
+def test_a_position_counts_over_all_dimensions_but_that_of_the_channels():
+    """Of images, of tokens, and of values with a single position; a mean has none."""
+    image = torch.zeros(1, 2, 3, 4)
+    image[0, 1, 2, 1] = 5
+    for positions in ("samples", "max"):
+        found = filled(TopK(1, positions=positions), image, 1, ["a"]).result()
+        assert found["positions"][1].tolist() == [2 * 4 + 1]
+        tokens = image.movedim(1, -1)
+        found = filled(TopK(1, positions=positions, channel=-1), tokens, 1, ["a"]).result()
+        assert found["positions"][1].tolist() == [2 * 4 + 1]
+    assert filled(TopK(1), image[:, :, 2, 1], 1, ["a"]).result()["positions"].tolist() == [[0], [0]]
+    mean = filled(TopK(1, positions="mean"), image, 1, ["a"]).result()
+    assert mean["positions"].tolist() == [[-1], [-1]]
+
+
+def test_a_state_of_before_has_no_positions():
+    """It is read, and goes on."""
+    state = filled(TopK(2), torch.tensor([[1.0], [2.0], [1.0]]), 3, ["a", "b", "c"]).state()
+    del state["positions"], state["equal"]
+    old = restore(state)
+    assert old.result()["positions"].tolist() == [[-1, -1]]
+    old.update(torch.tensor([[3.0]]), ["d"])
+    assert old.result()["keys"] == [["d", "b"]]
+    assert old.result()["positions"].tolist() == [[0, -1]]
+
+
 def test_dead_channels_do_not_make_the_choice_depend_on_the_order():
     """Of a channel that is zero everywhere, the samples with the first keys are kept, whichever came first."""
     keys = [f"{i:03}" for i in range(100)]

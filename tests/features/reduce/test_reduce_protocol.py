@@ -32,6 +32,8 @@ COUNTS = [
     TopK(3, positions="max"),
     TopK(2, positions="mean", largest=False),
     TopK(4, positions="elements"),
+    TopK(3, positions="samples"),
+    TopK(2, positions="samples", largest=False),
 ]
 SKETCHES = [Quantiles(k=128), Quantiles(per="channel"), Quantiles(positions="mean", k=65_535)]
 ALL = SUMS + COUNTS + SKETCHES
@@ -332,7 +334,7 @@ def test_what_cannot_be_summed_up_is_refused(made, values, keys, said):
             "scale the values",
         ),
         (lambda: TopK(0), "k=0"),
-        (lambda: TopK(positions="samples"), "use 'max' or 'mean'"),
+        (lambda: TopK(positions="rows"), "positions='rows': use one of"),
         (lambda: TopK().update(torch.ones(2, 2)), "this batch has none"),
         (lambda: TopK().update(torch.ones(2, 2), [1, 2]), "keys must be texts"),
         (lambda: Mean(channel=3).update(torch.ones(2, 2, 2)), "no such dimension"),

@@ -259,6 +259,11 @@ class ChannelLayout:
         Yields:
             Tensors ``[rows, channels]``.
         """
+        for piece in self.split(values):
+            yield self.rows(piece)
+
+    def split(self, values: Tensor) -> Iterator[Tensor]:
+        """Yield the samples of a batch in pieces small enough for memory."""
         values = numbers(values)
         whole = values.numel() // len(values)
         if whole == 0:
@@ -266,8 +271,25 @@ class ChannelLayout:
                 f"values of shape {list(values.shape)} hold no elements; there is nothing to reduce"
             )
         most = PIECE if values.device.type == "cpu" else PIECE * FARTHER
-        for piece in values.split(max(1, most // whole)):
-            yield self.rows(piece)
+        yield from values.split(max(1, most // whole))
+
+    def places(self, values: Tensor) -> Tensor:
+        """Return the position of each element of `rows`, as ``[rows, channels]`` or ``[rows, 1]``.
+
+        Positions count from 0, over all dimensions of positions together. It is 0 where there is a
+        single one, and -1 for a mean of several.
+        """
+        count = 1
+        if self.positions != "elements" and values.dim() > 2:
+            values = values.movedim(self.channel, 1).flatten(2)
+            count = values.shape[2]
+        n = len(values)
+        if count > 1 and self.positions == "samples":
+            return torch.arange(count, device=values.device).repeat(n)[:, None]
+        if count > 1 and self.positions == "max":
+            return values.argmax(2)  # the first of equal ones
+        alone = 0 if count == 1 else -1
+        return torch.full((n, 1), alone, device=values.device)
 
     def rows(self, values: Tensor) -> Tensor:
         """Return a batch as ``[rows, channels]``, in float64 if positions were averaged."""

@@ -13,7 +13,7 @@ from kedge.calls.arguments import called_as, described
 from kedge.errors import InterventionError
 from kedge.flow import Event
 from kedge.hooks.handle import Hooked
-from kedge.hooks.session import session
+from kedge.recipes.interventions.joint_hook import hook_all
 from kedge.recipes.model_run import name_of, without_call
 from kedge.sites import leaves
 from kedge.sites.select import Selectors
@@ -216,16 +216,8 @@ def route(
             does not fit.
 
     Examples:
-        >>> with recipes.route(model, "relu", into="relu", by=torch.add):
+        >>> with recipes.route(model, "conv", into="relu", by=torch.sub):
         ...     output = model(images)
     """
     routed = Route(by, gradient=gradient)
-    together = session()
-    try:
-        taken = together.hook(model, source, routed.take)
-        put = together.hook(model, into, routed.put)
-    except BaseException:
-        together.end(quiet=True)
-        raise
-    taps = [*taken.taps, *put.taps]
-    return Hooked(together, taps, (*taken.actions, *put.actions), together.end)
+    return hook_all(model, [(source, routed.take), (into, routed.put)])

@@ -535,7 +535,7 @@ def test_programs_that_modes_would_change_are_left_alone(kedge, script, tmp_path
     """A program with traces, a profiler or swapped tensors prints what it prints without Kedge, and is told why."""
     name = script(HEAD + source)
     plain = forked.run([sys.executable, name], cwd=tmp_path, forks=True)
-    done = kedge("run", "-o", "it.kedge", name)
+    done = kedge("run", "-o", "it.kedge", name, fresh=True)
 
     assert (done.stdout, done.returncode) == (plain.stdout, 0)
     assert "torch.jit, PyTorch's profiler or swap_tensors" in done.stderr

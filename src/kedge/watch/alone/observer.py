@@ -61,8 +61,8 @@ from kedge.watch.alone.passes import (
     DraftNode,
     GradientPass,
     GraphBehind,
-    SeenConstant,
-    SeenOperation,
+    NotedConstant,
+    NotedOperation,
     TensorGraph,
     drafted,
     key_of,
@@ -111,11 +111,12 @@ class TensorProgram:
         self._is_on = False
         self._thread = 0
         self._pid = 0
+        self._has_begun = False
         self._pending: Any = None
         self._operations = 0
         self._until: Until = "end"
         self._clock = PassClock()
-        self._seen: dict[int, SeenOperation] = {}
+        self._seen: dict[int, NotedOperation] = {}
         self._tensors: ByIdentity[Tensor, SourceLine | None] = ByIdentity()
         self._tables: dict[int, SeenTable] = {}
         self._retained: dict[Hashable, SeenHook] = {}
@@ -135,7 +136,7 @@ class TensorProgram:
 
     def begin(self) -> None:
         """Begin to see the operations of this thread."""
-        if any(line_with(text) is not None for text in _LEFT_ALONE):
+        if _is_left_alone():
             return
         self._mode = modes.operation_mode(self._operation)
         if self._mode is None:
@@ -221,7 +222,10 @@ class TensorProgram:
         if os.getpid() != self._pid:
             self._stop_in_child()
             return
-        if modes.is_profiled() or modes.is_under_jit():
+        is_first = not self._has_begun
+        self._has_begun = True
+        # PyTorch may have been imported before the program's own file.
+        if modes.is_profiled() or modes.is_under_jit() or (is_first and _is_left_alone()):
             self._stop_soon("profiler")
             return
         if modes.is_transforming() or modes.is_captured() or device_graphs.leaves_alone():
@@ -285,11 +289,11 @@ class TensorProgram:
         value = value_of(made[0])
         if has_node:
             constants = [
-                SeenConstant(weakref.ref(tensor), value_of(tensor))
+                NotedConstant(weakref.ref(tensor), value_of(tensor))
                 for tensor in given
                 if not tensor.requires_grad and not is_number(tensor)
             ]
-            known = SeenOperation(source, value, weakref.ref(made[0]), tuple(constants))
+            known = NotedOperation(source, value, weakref.ref(made[0]), tuple(constants))
             self._seen[number - 1] = known
         if self._forward is not None:
             self._note_forward(self._forward, name, given, made, value, source)
@@ -478,3 +482,8 @@ class TensorProgram:
             graph.nodes.append(draft)
         graph.left_out = max(self._operations - len(graph.nodes), 0)
         return graph
+
+
+def _is_left_alone() -> bool:
+    """Whether the program's files have a word of what a mode would change."""
+    return any(line_with(text) is not None for text in _LEFT_ALONE)

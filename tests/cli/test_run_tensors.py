@@ -326,6 +326,31 @@ bits(w.grad)
 """,
         {"w", "value"},
     ),
+    "modes, traces and forks": (
+        """
+import os
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+class Names(TorchDispatchMode):
+    seen = []
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        Names.seen.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+w = torch.tensor([1.0, 2.0], requires_grad=True)
+print(make_fx(lambda a: a.sin() + 1)(torch.ones(2)).code)
+with Names():
+    product = w * 3
+    product.sum().backward()
+print(Names.seen)
+if os.fork() == 0:
+    (w * 2).sum()
+    print(torch._C._len_torch_dispatch_stack(), flush=True)
+    os._exit(0)
+os.wait()
+bits(w.grad, torch.func.hessian(lambda v: (v ** 3).sum())(w.detach()))
+""",
+        {"w", "product"},
+    ),
     "no backward": (
         """
 a = torch.randn(4, 4)
@@ -494,6 +519,27 @@ def test_the_first_value_that_is_not_finite_is_named(kedge, script):
 
     (said,) = [line for line in done.stderr.splitlines() if "not finite" in line]
     assert said.startswith("[kedge] not finite: y, sqrt at train.py:")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "f = torch.jit.trace(lambda a: (a * 2).sum(), (torch.ones(2),))\nprint(f(torch.ones(2)))\n",
+        "with torch.profiler.profile() as p:\n"
+        "    torch.ones(2).sum()\n"
+        "print(sorted((each.key, each.count) for each in p.key_averages()))\n",
+        "a, b = torch.ones(2), torch.zeros(3)\ntorch.utils.swap_tensors(a, b)\nbits(a, b)\n",
+    ],
+)
+def test_programs_that_modes_would_change_are_left_alone(kedge, script, tmp_path, source):
+    """A program with traces, a profiler or swapped tensors prints what it prints without Kedge, and is told why."""
+    name = script(HEAD + source)
+    plain = forked.run([sys.executable, name], cwd=tmp_path, forks=True)
+    done = kedge("run", "-o", "it.kedge", name, fresh=True)
+
+    assert (done.stdout, done.returncode) == (plain.stdout, 0)
+    assert "torch.jit, PyTorch's profiler or swap_tensors" in done.stderr
+    assert not (tmp_path / "it.kedge").exists()
 
 
 def test_a_long_program_is_left_alone(recorded):

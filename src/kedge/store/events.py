@@ -885,15 +885,15 @@ class TensorProgramEvent(RunEvent):
     Attributes:
         operations: How many operations it made.
         passes: How many backward passes.
-        until: Why no more was seen: the program's ``end``, a ``module`` that it called, or the
-            ``limit`` of what is looked at.
+        until: Why no more was seen: the program's ``end``, a ``module`` that it called, a
+            ``profiler`` or trace that began, or the ``limit`` of what is looked at.
         graphs: How many kinds of passes were not recorded, beside those of `TensorGraphEvent`.
     """
 
     kind = "tensor-program"
     operations: Count
     passes: Count
-    until: Literal["end", "module", "limit"]
+    until: Literal["end", "module", "limit", "profiler"]
     graphs: Count = left_out(0)
 
 

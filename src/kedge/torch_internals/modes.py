@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 
 from kedge.torch_internals.corners import at_once, find, late
 
@@ -33,6 +34,7 @@ without_function_modes: Callable[[], AbstractContextManager[Any]] = late(
     "torch:_C.DisableTorchFunction", nullcontext
 )
 
+_record: Callable[[bool], None] = late("torch:_C._autograd._enable_record_function", lambda _: None)
 _dispatch_mode_at: Callable[[int], Any] = late("torch:_C._get_dispatch_stack_at", lambda _: None)
 _pop_dispatch_mode: Callable[[None], Any] = late(
     "torch:_C._pop_torch_dispatch_stack", lambda _: None
@@ -100,7 +102,15 @@ def operation_mode(see: Callable[[str, Any, Any, Any], None]) -> Any:
                     result = operation.decompose(*args, **kwargs)
                 if result is not NotImplemented:
                     return result
-            result = operation(*args, **kwargs)
+            if is_profiled():
+                # It has recorded the operation already.
+                _record(False)
+                try:
+                    result = operation(*args, **kwargs)
+                finally:
+                    _record(True)
+            else:
+                result = operation(*args, **kwargs)
             packet = getattr(operation, "overloadpacket", operation)
             see(packet.__name__, args, kwargs, result)
             return result
@@ -114,6 +124,11 @@ def operation_mode(see: Callable[[str, Any, Any, Any], None]) -> Any:
             return True
 
     return Seeing()
+
+
+def is_profiled() -> bool:
+    """Whether PyTorch's profiler records the operations."""
+    return bool(getattr(profiler, "_is_profiler_enabled", False))
 
 
 def put_on_operations(mode: Any) -> None:

@@ -262,11 +262,11 @@ class Watcher:
             return
         models, record = self.models, self.record
         inner = models.candidate(module)
-        if inner is None:
-            return
-        if self.tensors.is_on:
+        if self.tensors.is_on and (inner is not None or isinstance(module, torch.jit.ScriptModule)):
             record.writer.notes += self.tensors.end("module")
             models.forget_tensors()
+        if inner is None:
+            return
         running = models.running()
         if running is not None:
             models.known.add(modules_in(module).values())

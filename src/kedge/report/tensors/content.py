@@ -19,6 +19,7 @@ from kedge.store.recording import Recording
 
 _UNTIL = {
     "limit": "a program of numbers is watched only at its beginning, so as not to slow it down",
+    "profiler": "nothing is looked at under PyTorch's profiler or torch.jit, nor after it",
     "module": "from the first call of a module on, the modules are watched",
 }
 

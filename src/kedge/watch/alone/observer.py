@@ -10,6 +10,11 @@ It is over when a module is called, and after so many operations or seconds that
 numbers is not slowed. Nothing of the program is held: tensors are referred to weakly, and nodes
 only while their pass runs.
 
+# Note [Programs left alone]
+PyTorch does not swap a tensor that is referred to weakly, its profiler records modes, and what
+`torch.jit` has traced cannot run under one. So programs whose own files have these words are not
+looked at. If a trace, or the profiler, begins elsewhere, this ends with the first operation there.
+
 # Note [Taking a mode off]
 PyTorch takes a mode off its stack while the mode passes an operation on, and puts it back after
 that. So the mode cannot end itself: Python is asked to call a function a moment later. Where that
@@ -56,8 +61,8 @@ from kedge.watch.alone.passes import (
     DraftNode,
     GradientPass,
     GraphBehind,
-    SeenConstant,
-    SeenOperation,
+    NotedConstant,
+    NotedOperation,
     TensorGraph,
     drafted,
     key_of,
@@ -75,11 +80,12 @@ MOST_SECONDS = 1.0
 _MOST_GRAPHS = 16
 _MOST_FORWARD = 200
 """Most operations of the graph of a program without a backward pass."""
-_SWAPS = ("swap_tensors", "swap_module_params")
+_LEFT_ALONE = ("swap_tensors", "swap_module_params", "profiler", "torch.jit", "import jit")
+"""Programs with such a text are left alone, see Note [Programs left alone]."""
 _BUILDING = (f"{TORCH}nn{os.sep}init.py", f"{TORCH}nn{os.sep}modules{os.sep}")
 """Where parameters of modules are made, before any module is called."""
 
-Until = Literal["end", "module", "limit"]
+Until = Literal["end", "module", "limit", "profiler"]
 
 
 class TensorProgram:
@@ -104,11 +110,13 @@ class TensorProgram:
         self._mode: Any = None
         self._is_on = False
         self._thread = 0
+        self._pid = 0
+        self._has_begun = False
         self._pending: Any = None
         self._operations = 0
         self._until: Until = "end"
         self._clock = PassClock()
-        self._seen: dict[int, SeenOperation] = {}
+        self._seen: dict[int, NotedOperation] = {}
         self._tensors: ByIdentity[Tensor, SourceLine | None] = ByIdentity()
         self._tables: dict[int, SeenTable] = {}
         self._retained: dict[Hashable, SeenHook] = {}
@@ -128,12 +136,13 @@ class TensorProgram:
 
     def begin(self) -> None:
         """Begin to see the operations of this thread."""
-        if any(line_with(text) is not None for text in _SWAPS):
-            return  # PyTorch does not swap a tensor that is referred to weakly
+        if _is_left_alone():
+            return
         self._mode = modes.operation_mode(self._operation)
         if self._mode is None:
             return
         self._thread = threading.get_ident()
+        self._pid = os.getpid()
         self._number = operation_number()
         self._hooks = next_hook()
         modes.put_on_operations(self._mode)
@@ -163,13 +172,23 @@ class TensorProgram:
         self._release()
         return events
 
-    def _stop_soon(self) -> None:
+    def _stop_soon(self, until: Until) -> None:
         """End this from inside an operation; see Note [Taking a mode off]."""
-        self._until = "limit"
+        self._until = until
         self._is_on = False
         self._close_pass(failed=False)
         for table in self._tables.values():
             table.take_out()
+        self._take_off_soon()
+
+    def _stop_in_child(self) -> None:
+        """End this in a forked process, whose tensors nobody records."""
+        self._is_on = False
+        for table in self._tables.values():
+            table.take_out()
+        self._take_off_soon()
+
+    def _take_off_soon(self) -> None:
         mode = self._mode
         add = getattr(ctypes.pythonapi, "Py_AddPendingCall", None)
         if add is None:
@@ -198,17 +217,27 @@ class TensorProgram:
 
     def _operation(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Called after each operation."""
-        if not self._is_on or torch.compiler.is_compiling() or modes.is_under_jit():
+        if not self._is_on or torch.compiler.is_compiling():
             return
-        if modes.is_transforming() or device_graphs.leaves_alone():
+        if os.getpid() != self._pid:
+            self._stop_in_child()
+            return
+        is_first = not self._has_begun
+        self._has_begun = True
+        # PyTorch may have been imported before the program's own file.
+        if modes.is_profiled() or modes.is_under_jit() or (is_first and _is_left_alone()):
+            self._stop_soon("profiler")
+            return
+        if modes.is_transforming() or modes.is_captured() or device_graphs.leaves_alone():
             return
         started = perf_counter()
         with own_work():
             if self.attempt("its tensors", self._look, name, args, kwargs, result) is None:
-                self._is_on = False
+                self._stop_soon("limit")
         self.seconds += perf_counter() - started
-        if self._operations >= MOST_OPERATIONS or self.seconds > MOST_SECONDS:
-            self._stop_soon()
+        is_over = self._operations >= MOST_OPERATIONS or self.seconds > MOST_SECONDS
+        if self._is_on and is_over:
+            self._stop_soon("limit")
 
     def _look(self, name: str, args: Any, kwargs: Any, result: Any) -> bool:
         """Note an operation; returns True."""
@@ -260,11 +289,11 @@ class TensorProgram:
         value = value_of(made[0])
         if has_node:
             constants = [
-                SeenConstant(weakref.ref(tensor), value_of(tensor))
+                NotedConstant(weakref.ref(tensor), value_of(tensor))
                 for tensor in given
                 if not tensor.requires_grad and not is_number(tensor)
             ]
-            known = SeenOperation(source, value, weakref.ref(made[0]), tuple(constants))
+            known = NotedOperation(source, value, weakref.ref(made[0]), tuple(constants))
             self._seen[number - 1] = known
         if self._forward is not None:
             self._note_forward(self._forward, name, given, made, value, source)
@@ -338,7 +367,7 @@ class TensorProgram:
     # -- backward passes --------------------------------------------------------------
 
     def _backward_began(self, at: BackwardStart, *, is_inside: bool) -> None:
-        if not at.tensors or self._pass is not None:
+        if not at.tensors or self._pass is not None or any(map(modes.is_wrapped, at.tensors)):
             return
         self._forward = None
         behind = GraphBehind(at.tensors)
@@ -453,3 +482,8 @@ class TensorProgram:
             graph.nodes.append(draft)
         graph.left_out = max(self._operations - len(graph.nodes), 0)
         return graph
+
+
+def _is_left_alone() -> bool:
+    """Whether the program's files have a word of what a mode would change."""
+    return any(line_with(text) is not None for text in _LEFT_ALONE)

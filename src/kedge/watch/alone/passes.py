@@ -37,7 +37,7 @@ MOST_NODES = 300
 
 
 @dataclass(frozen=True, slots=True)
-class SeenConstant:
+class NotedConstant:
     """A tensor without a gradient that an operation took."""
 
     tensor: weakref.ref[Tensor]
@@ -51,7 +51,7 @@ class SeenConstant:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenOperation:
+class NotedOperation:
     """An operation with a node in autograd's graph.
 
     Attributes:
@@ -64,7 +64,7 @@ class SeenOperation:
     source: SourceLine | None
     value: TensorValue | None
     result: weakref.ref[Tensor] | None
-    constants: tuple[SeenConstant, ...]
+    constants: tuple[NotedConstant, ...]
 
 
 @dataclass
@@ -222,7 +222,7 @@ def leaf_key(leaf: Tensor) -> Hashable:
 def drafted(
     behind: GraphBehind,
     graph: TensorGraph,
-    seen: Mapping[int, SeenOperation],
+    seen: Mapping[int, NotedOperation],
     names: Sequence[tuple[str, Tensor]],
     made: Mapping[Tensor, SourceLine | None],
     *,
@@ -320,7 +320,7 @@ class GradientPass:
         self,
         graph: TensorGraph,
         behind: GraphBehind,
-        seen: Mapping[int, SeenOperation],
+        seen: Mapping[int, NotedOperation],
         *,
         again: bool,
         asked: Sequence[Tensor],

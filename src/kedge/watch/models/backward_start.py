@@ -201,6 +201,8 @@ def ascends(backward: FrameType) -> bool:
     numbers = [each for each in given if isinstance(each, Tensor) and each.numel() == 1]
     if not numbers or len(numbers) < len(given):
         return False
+    if any(map(modes.is_wrapped, numbers)):
+        return False
     return all(modes.has_data(each) and each.is_cpu and each.item() < 0 for each in numbers)
 
 

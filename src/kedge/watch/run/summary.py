@@ -36,7 +36,8 @@ from kedge.watch.totals import WatchSummary
 
 NO_MODULE = (
     "the program called no module in this process, except in functions that are compiled as a "
-    "whole, and made no operation with tensors that can be seen"
+    "whole, and made no operation with tensors that can be seen: none are in programs that use "
+    "torch.jit, PyTorch's profiler or swap_tensors"
 )
 NO_SITE = (
     "modules were called, but no selected site had a value that can be measured; list the "

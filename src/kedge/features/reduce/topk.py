@@ -105,38 +105,40 @@ class TopK(Reducer):
             at += len(piece)
 
     def _select(self, rows: Tensor, positions: Tensor, keys: list[str]) -> None:
-        """Add rows in the order of their keys; a stable sort then keeps equal values in that order."""
+        """Add rows in the order of their keys and positions.
+
+        Of each channel at most k are looked at: those better than the k-th best, and of those equal
+        to it the first, which are few to sort.
+        """
         self._prepare(rows.shape[1])
         self.n += len(rows)
         missing = rows.isnan()
         self.nan += missing.sum(0).cpu()
-        largest = self.settings["largest"]
-        worst = -torch.inf if largest else torch.inf
-        ordered = rows.masked_fill(missing, worst)
-        values, places = ordered.sort(dim=0, descending=largest, stable=True)
-        held = (~missing).sum(0)
-        aside = missing.gather(0, places).to(torch.uint8)
-        # NaN come last, even after infinities.
-        last = aside.sort(dim=0, stable=True).indices
-        best_rows = places.gather(0, last)[: self.k]
-        best_values = values.gather(0, last)[: self.k].T.cpu().numpy()
-        best_places = positions.gather(0, best_rows).T.cpu().numpy()
-        best_names = np.array(keys, dtype=object)[best_rows.T.cpu().numpy()]
+        rank = rows if self.settings["largest"] else -rows
+        rank = rank.masked_fill(missing, -torch.inf)
+        count = min(self.k, len(rows))
+        last = rank.topk(count, dim=0).values[-1]
+        better = rank > last
+        equal = (rank == last) & ~missing
+        among_first = equal.cumsum(0) <= count - better.sum(0)
+        chosen = better | (equal & among_first)
+        channels, places = chosen.T.nonzero(as_tuple=True)
+        values = rows[places, channels].tolist()
+        at = positions[places, channels].tolist()
+        names = [keys[i] for i in places.tolist()]
+        entries = list(zip(values, names, at, strict=True))
+
         before = list(self.best)
-        for channel, count in enumerate(held.tolist()):
-            if not count:
-                continue
+        start = 0
+        for channel, number in enumerate(chosen.sum(0).tolist()):
+            new = entries[start : start + number]
+            start += number
             known = self.best[channel]
-            first = best_values[channel, 0], best_names[channel, 0], best_places[channel, 0]
-            if len(known) < self.k or self._order(first) < self._order(known[-1]):
-                some = slice(0, min(count, self.k))
-                new = zip(
-                    best_values[channel, some].tolist(),
-                    best_names[channel, some].tolist(),
-                    best_places[channel, some].tolist(),
-                    strict=True,
-                )
-                self._enter(channel, list(new))
+            if new and (
+                len(known) < self.k
+                or self._order(min(new, key=self._order)) < self._order(known[-1])
+            ):
+                self._enter(channel, new)
         ends = [best[-1][0] if best else torch.nan for best in self.best]
         at_end = (rows == torch.tensor(ends, dtype=rows.dtype, device=rows.device)).sum(0)
         self._count(before, at_end.cpu())

@@ -78,13 +78,13 @@ FACTORS = frozenset({
 """Operations that are linear in one of their arguments, if the others do not depend on the input."""
 CHOICES = frozenset({"Where", "MaskedFill"})
 """Operations that are linear if their mask does not depend on the input."""
-KEPT = {
-    "Mul": ("self", "other"),
-    "Div": ("other",),
-    "Where": ("condition",),
-    "MaskedFill": ("mask",),
+KEPT: dict[str, dict[str, int | None]] = {
+    "Div": {"other": 1},
+    "MaskedFill": {"mask": None},
+    "Mul": {"self": 0, "other": 1},
+    "Where": {"condition": None},
 }
-"""Where the nodes keep the factors and masks that may differ within the batch."""
+"""Where the nodes keep factors and masks, and the number of the argument that has a gradient."""
 
 FOLLOWED = frozenset({
     "abs", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "celu", "clamp", "clamp_max", "clamp_min",
@@ -278,10 +278,15 @@ def _check_linear(node: Node, leading: set[Node]) -> None:
         return
     if kind in LINEAR:
         return
+    if kind == "Div" and node.next_functions[1][0] in leading:
+        raise AttributionError(
+            "deep_lift has no rule for a division by a value that depends on the input; multiply by "
+            "its reciprocal(), or use integrated_gradients"
+        )
     if kind in FACTORS:
         _check_one(node, leading)
     if kind in FACTORS or kind in CHOICES:
-        _check_same(node, kind)
+        _check_same(node, kind, leading)
         return
     raise AttributionError(
         f"deep_lift has no rule for {name}, which stands between the input and the score; "
@@ -303,15 +308,17 @@ def _check_one(node: Node, leading: set[Node]) -> None:
         )
 
 
-def _check_same(node: Node, kind: str) -> None:
+def _check_same(node: Node, kind: str, leading: set[Node]) -> None:
     """Refuse a factor or mask that differs between samples and baselines.
 
     Raises:
         AttributionError: It does.
     """
-    for name in KEPT.get(kind, ()):
+    for name, argument in KEPT.get(kind, {}).items():
         kept = number_in(node, name)
-        if not isinstance(kept, Tensor) or kept.grad_fn is not None or not _is_of_batch(node, kept):
+        if argument is not None and node.next_functions[argument][0] in leading:
+            continue  # this is the one that depends on the input
+        if not isinstance(kept, Tensor) or not _is_of_batch(node, kept):
             continue
         sample, baseline = halves(kept)
         if not torch.equal(sample, baseline):

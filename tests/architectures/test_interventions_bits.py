@@ -9,6 +9,8 @@ from torch.func import functional_call
 
 pytest.importorskip("transformers")
 import kedge
+from kedge.errors import EditError
+from kedge.hooks.forward_source import structure_returned
 from tests.architectures.training import batch_of, generators, plain, seed, tensors, train, unlike
 from tests.architectures.zoo import Architecture, architectures
 
@@ -35,6 +37,21 @@ def test_skipped_dropout_is_a_model_without_dropout(architecture: Architecture) 
     with kedge.hook(model, "**{Dropout}", kedge.skip()):
         assert unlike(train(architecture, model), expected) == []
     assert unlike(train(architecture, architecture.build()), plain(architecture)) == []
+
+
+@architectures
+def test_what_returns_one_tensor_can_pass_its_input_on(architecture: Architecture) -> None:
+    """A module is refused only if it does return a structure, and whole models are."""
+    model = architecture.build()
+    outputs: dict[nn.Module, object] = {}
+    for module in model.modules():
+        module.register_forward_hook(lambda module, args, output: outputs.update({module: output}))
+    model(**architecture.inputs())
+    for module, output in outputs.items():
+        said = structure_returned(module)
+        assert said is None or not isinstance(output, Tensor), type(module).__name__
+    with pytest.raises(EditError, match="its first input cannot be its output"):
+        kedge.hook(model, ":out", kedge.skip())
 
 
 def made(

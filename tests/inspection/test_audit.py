@@ -418,6 +418,22 @@ def test_kedges_hooks_are_listed_with_what_they_serve() -> None:
     assert len(audit(model)) == 0
 
 
+def test_hooks_of_other_places_are_listed_with_what_they_serve() -> None:
+    """Skipped modules, edited parameters, variables, and operations outside of modules."""
+    model = net()
+    with kedge.session() as s:
+        s.hook(model, "0", kedge.skip())
+        s.hook(model, "2.bias:param", kedge.scale(2))
+        s.hook(model, "/input=", kedge.record())
+        s.hook("/exp", kedge.record())
+        notes = [note for each in audit(model) for note in each.notes]
+        s.end(quiet=True)
+    assert ":out skip()" in notes
+    assert notes.count("2.bias:param scale(2)") == 2  # on the model and on the layer
+    assert "shows what a forward assigns to a variable" in notes
+    assert "finds what is outside of modules" in notes
+
+
 def nothing_of_it(value: Tensor) -> None:
     """An action."""
 

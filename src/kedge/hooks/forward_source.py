@@ -120,8 +120,8 @@ def structure_returned(module: nn.Module) -> str | None:
         known = [_STRUCTURES.get(name.lower()) for name in annotated]
         if all(known):
             return known[0]
-        if all(name.endswith("Output") or name.lower() in _STRUCTURES for name in annotated):
-            return next(name for name in annotated if name.endswith("Output"))
+        if all("Output" in name or name.lower() in _STRUCTURES for name in annotated):
+            return next(name for name in annotated if "Output" in name)
         return None
     tree = source_of(function)
     definition = next((node for node in tree.body if isinstance(node, ast.FunctionDef)), None)

@@ -14,10 +14,13 @@ from kedge.frames import is_installed
 from kedge.hooks.everywhere import RootFinder
 from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.tap import Tap
+from kedge.hooks.gates.edited_parameters import EditsBegin
 from kedge.hooks.gates.gradients import GradientListener, InputShare
 from kedge.hooks.gates.modules import InputGate
 from kedge.hooks.gates.passes import PassBegins, PassEnds
 from kedge.hooks.gates.tensors import TensorGate
+from kedge.hooks.operations.outside import ModuleBegins, ModuleEnds
+from kedge.hooks.operations.variables import OutputAssigned, OutputLast
 from kedge.inspection.effects import function_in
 from kedge.torch_internals.hook_tables import computed_by
 from kedge.torch_internals.source_lines import place_of
@@ -85,6 +88,13 @@ def serves(hook: Any, place: str) -> tuple[str, ...]:
         return ("counts forward passes",)
     if isinstance(hook, RootFinder):
         return ("finds the models of kedge.everywhere",)
+    if isinstance(hook, (ModuleBegins, ModuleEnds)):
+        return ("finds what is outside of modules",)
+    if isinstance(hook, (OutputAssigned, OutputLast)):
+        return ("shows what a forward assigns to a variable",)
+    if isinstance(hook, EditsBegin):
+        edits = itertools.chain(*(each.taps["param"] for each in hook.edits))
+        return tuple(f"{tap.site} {tap.label}" for tap in edits)
     holders = _holders(hook)
     tensor_gates = [h for h in holders if isinstance(h, TensorGate)]
     taps: list[Tap] = []

@@ -298,7 +298,8 @@ CORNERS = (
     Corner(
         "module_calls",
         ("torch.nn:Module._call_impl", "torch.nn:Module._slow_forward"),
-        "operations inside a forward do not fire while torch.jit.trace is under way.",
+        "operations inside a forward do not fire while torch.jit.trace is under way. If a call "
+        "does not show its forward, kedge.skip and edits of parameters are errors.",
     ),
 )
 

@@ -155,6 +155,21 @@ def test_a_recurrent_module_works_with_the_edit() -> None:
     assert any(held is net.weight_hh_l0 for held in net._flat_weights)
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_weight_that_a_hook_computes_follows_the_edit_or_it_is_an_error() -> None:
+    """The hook runs before the forward of its module: the edit must have begun by then."""
+    torch.manual_seed(0)
+    layer, x = nn.utils.weight_norm(nn.Linear(4, 4)), torch.randn(3, 4)
+    net = nn.Sequential(layer)
+    plain = layer(x) - layer.bias
+    with kedge.hook(net, "0.weight_g:param", kedge.scale(2)):
+        torch.testing.assert_close(net(x) - layer.bias, plain * 2)
+    with pytest.raises(EditError, match='has already computed "weight" from it'):
+        with kedge.hook(layer, "weight_g:param", kedge.scale(2)):
+            layer(x)
+    torch.testing.assert_close(layer(x) - layer.bias, plain)
+
+
 def test_training_moves_the_parameter_and_not_the_edit() -> None:
     """An optimizer made before holds the parameter all the time; hooks on gradients fire as ever."""
     torch.manual_seed(0)

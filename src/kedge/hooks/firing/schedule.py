@@ -457,17 +457,17 @@ class PassCounter(threading.local):
         followed = here.followed
         if followed is not None and (followed.callers or not here.inside):
             self._reached(followed, key)
-        self.note_in_checkpoint(key, call)
+        here.segment = None
+        if top_hooks(True) is not None or (here.graded and not torch.is_grad_enabled()):
+            self.note_in_checkpoint(key, call)
         return call, False
 
     def note_in_checkpoint(self, key: Any, call: int) -> None:
         """Note a call in the checkpointed block that this thread is in, if any, whose recompute will repeat it."""
         here = self.here
-        here.segment = None
-        if top_hooks(True) is not None or (here.graded and not torch.is_grad_enabled()):
-            here.segment = self.segments.forward(here)
-            if here.segment is not None:
-                here.segment.add(key, call)
+        here.segment = self.segments.forward(here)
+        if here.segment is not None:
+            here.segment.add(key, call)
 
     def _reached(self, followed: ProgramCalls, key: Any) -> None:
         """Note, for actions that follow the program's calls, that one has reached a site."""

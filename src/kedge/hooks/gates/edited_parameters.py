@@ -40,6 +40,7 @@ from kedge.sites import leaves
 from kedge.sites.select import SitePlace
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.hook_tables import before_forward, computed_by
 from kedge.torch_internals.module_calls import shows_forward
 from kedge.torch_internals.module_tables import (
     holds_parameters,
@@ -193,6 +194,7 @@ class EditsBegin(KedgeHook):
                     edits.passes.note_in_checkpoint(edits, 0)
         if not begins:
             return
+        _refuse_computed(module, begins)
         running = forward_call(module, sys._getframe())
         if running is None:
             raise EditError(
@@ -200,6 +202,25 @@ class EditsBegin(KedgeHook):
                 "is no forward to edit the parameter for"
             )
         running.blocks.append(partial(_all_in_force, begins, module, self.path))
+
+
+def _refuse_computed(module: nn.Module, begins: Iterable[ParameterEdits]) -> None:
+    """Refuse an edit that would begin after a weight was computed from the parameter.
+
+    Raises:
+        EditError: If a hook of `torch.nn.utils`, such as `weight_norm`, has computed one for the
+            call that the edit begins with.
+    """
+    computed = next(filter(None, map(computed_by, before_forward(module).values())), None)
+    if computed is None:
+        return
+    for edits in begins:
+        if any(held is module for _, held, _ in edits.holders):
+            raise EditError(
+                f"{edits._site}: a forward-pre hook of torch.nn.utils has already computed "
+                f'"{computed}" from it for this call; hook a model around this module, or use '
+                "torch.nn.utils.parametrizations"
+            )
 
 
 def _only_shows(edits: ParameterEdits) -> bool:

@@ -237,7 +237,7 @@ def test_modules_in_torchscript_are_refused(make: Callable[..., Any], selector: 
     model, x = make(net()), torch.ones(1, 3)
     expected = model(x)
     with (
-        pytest.raises(NoSuchKind, match="only modules in TorchScript.*hook the model before"),
+        pytest.raises(NoSuchKind, match="only what TorchScript runs.*hook the model before"),
         kedge.session() as s,
     ):
         s.hook(model, selector, kedge.record())

@@ -461,7 +461,7 @@ def test_compiled_models_are_hooked_in_their_graph(compiled: Callable[..., Any])
 
 def test_scripted_models_are_named_as_the_cause() -> None:
     """They run without Python, and take no hooks."""
-    scripted = torch.jit.trace(Small(), torch.randn(2, 4))
+    scripted = torch.jit.freeze(torch.jit.trace(Small().eval(), torch.randn(2, 4)))
     with (
         pytest.warns(NeverFiredWarning, match="only scripted modules were called"),
         kedge.hook("**", print),

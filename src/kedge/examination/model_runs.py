@@ -26,9 +26,10 @@ from kedge.offload.recompute.state import StateToPutBack
 from kedge.offload.saved_tensors import saved
 from kedge.recipes.model_run import preserved_state
 from kedge.sites import leaves
-from kedge.torch_internals.module_tables import modules_in, parameters_in
+from kedge.torch_internals.module_tables import parameters_in
 from kedge.torch_internals.random_numbers import RandomNumbers
 from kedge.torch_internals.source_lines import calling_frame, source_of
+from kedge.torch_internals.torchscript import modes_of
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class ModelRuns:
 
     @contextmanager
     def _state(self, *, training: bool, seed: int | None) -> Iterator[None]:
-        modes = {module: module.training for module in modules_in(self.model).values()}
+        modes = modes_of(self.model)
         numbers = RandomNumbers()
         state = StateToPutBack(self.model)
         parameters = []

@@ -36,7 +36,7 @@ from kedge.sites.select import ModelLayout, runs
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.module_tables import parameters_in
 from kedge.torch_internals.random_numbers import RandomNumbers
-from kedge.torch_internals.torchscript import takes_hooks
+from kedge.torch_internals.torchscript import class_name, takes_hooks
 
 _TIMED = 5
 """The calls that are timed; the median counts."""
@@ -227,7 +227,7 @@ def costs_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         sizes = [(param.numel(), param.requires_grad) for param in parameters_in(module).values()]
         row = ModuleCost(
             path=path,
-            type=type(module).__name__,
+            type=class_name(module),
             calls=seen[path].calls,
             parameters=sum(size for size, _ in sizes),
             trainable=sum(size for size, trained in sizes if trained),

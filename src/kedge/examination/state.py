@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from kedge.examination.gradients import held_by
 from kedge.offload.recompute.state import StateToPutBack
 from kedge.sites import leaves
-from kedge.torch_internals.module_tables import buffers_in, modules_in, parameters_in
+from kedge.torch_internals.module_tables import buffers_in, parameters_in
+from kedge.torch_internals.torchscript import modes_of
 
 
 class TrainingState:
@@ -40,8 +41,8 @@ class TrainingState:
             if model not in self._attributes:
                 self._attributes[model] = StateToPutBack(model)
             self._keep_tensors((*parameters_in(model).values(), *buffers_in(model).values()))
-            for module in modules_in(model).values():
-                self._modes.setdefault(module, module.training)
+            for module, mode in modes_of(model).items():
+                self._modes.setdefault(module, mode)
         self._keep_tensors(held_by(optimizers))
         self._optimizers += map(_OptimizerState, optimizers)
 

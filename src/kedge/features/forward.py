@@ -50,6 +50,7 @@ from kedge.sites.modal import shown_training
 from kedge.sites.site import Site, short
 from kedge.torch_internals.dynamo import compiles, untraced
 from kedge.torch_internals.module_tables import modules_in, own_buffers, own_parameters
+from kedge.torch_internals.torchscript import is_training
 
 _PLANS = 256
 _SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
@@ -242,7 +243,7 @@ class FeatureForward:
 
     def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, ...]:
         """Return the signature that two forwards must share to use one plan."""
-        modes = bytes([module.training for module in self.modules])
+        modes = bytes(map(is_training, self.modules))
         named = tuple((name, _shape(value)) for name, value in kwargs.items())
         return tuple(map(_shape, args)), named, modes, torch.is_grad_enabled()
 

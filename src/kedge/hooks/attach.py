@@ -47,7 +47,6 @@ from kedge.torch_internals.module_tables import (
     own_children,
     parameters_in,
 )
-from kedge.torch_internals.torchscript import takes_hooks
 
 _ACTIONS = ("add", "clamp", "error_if", "measure", "record", "replace", "scale", "zero")
 MOST_FIRINGS = 2_000
@@ -468,11 +467,19 @@ def _check_grads(selector: Selector, places: tuple[SitePlace, ...]) -> None:
 
 
 def _check_scripted(selector: Selector, places: tuple[SitePlace, ...]) -> None:
-    of_modules = [p for p in places if p.site.kind not in ("param.grad", "param.acc")]
-    scripted = [p for p in of_modules if not takes_hooks(p.module)]
-    if places and len(scripted) == len(places):
+    """Refuse sites that TorchScript keeps from firing: those asked for by name, and a pattern of no others."""
+    silent = [place for place in places if place.silent]
+    named = [str(place.site) for place in silent if not place.many]
+    if len(silent) < len(places) and not named:
+        return
+    remedy = "hook the model before torch.jit.script or torch.jit.trace takes it"
+    if silent and len(silent) == len(places):
         raise NoSuchKind(
-            f'"{selector}" selects only modules in TorchScript, which runs them '
-            "without Python and so without hooks; hook the model before "
-            "torch.jit.script or torch.jit.trace takes it"
+            f'"{selector}" selects only what TorchScript runs, without Python and so without '
+            f"hooks; {remedy}"
+        )
+    if named:
+        raise NoSuchKind(
+            f'"{selector}" names what TorchScript runs, without Python and so without hooks: '
+            f"{listed(named, 3)}; leave it out, or {remedy}"
         )

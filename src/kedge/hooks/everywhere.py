@@ -45,6 +45,7 @@ from kedge.torch_internals import dynamo
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import before_forward
 from kedge.torch_internals.module_tables import modules_in, named_modules, own_children
+from kedge.torch_internals.torchscript import class_name, takes_hooks
 
 _SHOWN = 5
 
@@ -360,8 +361,8 @@ class RootFinder:
 
         model = self._seen.candidate(module)
         if model is None:
-            if isinstance(module, torch.jit.ScriptModule):
-                self._scripted[type(module).__name__] = None
+            if not takes_hooks(module):
+                self._scripted[class_name(module)] = None
             return None
 
         self._seen.discard(model)
@@ -379,7 +380,7 @@ class RootFinder:
         return root if model is module else None
 
     def _found(self, model: nn.Module, new: Collection[int]) -> FoundRoot:
-        name = free_name(type(model).__name__, {root.name for root in self._roots})
+        name = free_name(class_name(model), {root.name for root in self._roots})
         known = {id(m) for m in modules_in(model).values()}.difference(new)
         earlier = []
         if known:

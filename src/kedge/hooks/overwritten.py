@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from kedge.hooks.forward_source import is_self, source_of
-from kedge.torch_internals.module_tables import own_children
+from kedge.torch_internals.module_tables import module_at, own_children
 
 _ARGUMENTS = ""
 """The origin of a forward's own arguments."""
@@ -82,7 +82,7 @@ def is_overwritten(model: nn.Module, path: str) -> bool:
     for above in range(1, min(len(parts), 2) + 1):
         holder = ".".join(parts[:-above])
         name = parts[-above]
-        parent: Any = model.get_submodule(holder)
+        parent: Any = module_at(model, holder)
         around = (parent, own_children(parent)[name])
         if above == 2 and any(isinstance(module, nn.Sequential) for module in around):
             break  # what is inside is called as a whole

@@ -32,6 +32,7 @@ from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.hook_tables import before_forward
 from kedge.torch_internals.module_calls import module_frame
 from kedge.torch_internals.module_tables import is_replica, modules_in
+from kedge.torch_internals.torchscript import takes_hooks
 
 
 class SeenModules(ByIdentity[nn.Module, None]):
@@ -63,7 +64,7 @@ class SeenModules(ByIdentity[nn.Module, None]):
         captured = (
             isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()
         )  # a graph, not the user's module
-        unhookable = isinstance(module, torch.jit.ScriptModule)
+        unhookable = not takes_hooks(module)
         if wrapped_late or captured or unhookable:
             return None
         return inner

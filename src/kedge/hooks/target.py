@@ -22,7 +22,7 @@ from kedge.hooks.overwritten import is_overwritten, overwrites_arguments
 from kedge.sites.select import ModelLayout, SitePlace
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.corners import lacks
-from kedge.torch_internals.module_tables import modules_in
+from kedge.torch_internals.module_tables import module_at, modules_in
 
 
 class HookedModel:
@@ -163,10 +163,7 @@ class HookedModel:
             path = self._own_path(gate.site.path).rpartition(".")[0]
         else:
             return None
-        try:
-            return model.get_submodule(path)
-        except AttributeError:  # it is no longer in the model
-            return None
+        return module_at(model, path)
 
     def _own_path(self, path: str) -> str:
         """Return the path in the model for the path of a site."""

@@ -17,7 +17,8 @@ from kedge.hooks.operations.unfired import explain_op
 from kedge.hooks.target import HookedModel
 from kedge.hooks.unfired_gradients import explain_backward, explain_gradient, explain_parameter
 from kedge.sites.site import escape
-from kedge.torch_internals.torchscript import takes_hooks
+from kedge.torch_internals.module_tables import module_at, named_modules
+from kedge.torch_internals.torchscript import called_by_torchscript
 
 
 @runtime_checkable
@@ -279,9 +280,8 @@ def _explain_uncalled(tap: Tap, session: Attachments, now: Counts) -> Cause:
                 "the model is gone, so the cause is unknown",
             )
     else:
-        try:
-            parent = model.get_submodule(parent_path)
-        except AttributeError:
+        parent = module_at(model, parent_path)
+        if parent is None:
             return _NOT_IN_MODEL
         kind = type(parent)
         child = getattr(parent, name, None) if name else model
@@ -293,7 +293,7 @@ def _explain_uncalled(tap: Tap, session: Attachments, now: Counts) -> Cause:
                 "hook after the replacement; for a module that a forward replaces, "
                 "hook the one around it",
             )
-        if not takes_hooks(child):
+        if id(child) in called_by_torchscript(named_modules(model)):
             return Cause(
                 "TorchScript runs its module without Python",
                 "hook the model before it is scripted or traced",

@@ -17,6 +17,7 @@ from kedge.sites.modal import shown_training
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.accelerators import same_random_numbers
 from kedge.torch_internals.module_tables import modules_in, own_buffers
+from kedge.torch_internals.torchscript import is_training
 
 _CALL = re.compile(r"(?<!\\)#\d+")
 
@@ -75,7 +76,7 @@ def _gathered(model: nn.Module) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
     """Return copies of the buffers that training may change, such as running statistics."""
     gathered = []
     for module in modules_in(model).values():
-        if not module.training:
+        if not is_training(module):
             continue
         for name, buffer in own_buffers(module).items():
             if buffer is not None and not is_lazy(buffer):

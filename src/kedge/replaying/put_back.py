@@ -23,6 +23,7 @@ from kedge.repro.kept.plain_values import unpacked
 from kedge.torch_internals.accelerators import set_generator_states
 from kedge.torch_internals.module_tables import modules_in, parameters_in
 from kedge.torch_internals.random_state import set_random_state
+from kedge.torch_internals.torchscript import has_mode
 from kedge.watch.kept.program_state import tensors_with_data
 from kedge.watch.models.optimizers import params_of
 
@@ -179,7 +180,8 @@ def _put_into_model(state: KeptState, name: str, model: nn.Module) -> None:
             value.copy_(kept[at])
     put_attributes_back(model, about.attributes)
     for path, module in modules_in(model).items():
-        module.training = path not in about.in_eval
+        if has_mode(module):
+            module.training = path not in about.in_eval
     for at, param in parameters_in(model).items():
         param.requires_grad_(at not in about.frozen)
 

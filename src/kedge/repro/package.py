@@ -27,10 +27,12 @@ from kedge.torch_internals.module_tables import (
     named_modules,
     own_buffers,
     own_children,
+    own_parameter,
     own_parameters,
     parameters_in,
 )
 from kedge.torch_internals.tensors import version_of
+from kedge.torch_internals.torchscript import is_training
 
 TENSORS, SCRIPT = "tensors.safetensors", "replay.py"
 _MARK = "# -- what was called "
@@ -159,14 +161,14 @@ class CallPackage:
 
     def _note(self, call: RecordedCall) -> None:
         for name, version in call.state.versions.items():
-            param = own_parameters(call.module).get(name)
+            param = own_parameter(call.module, name)
             if param is not None and version_of(param) != version:
                 self.notes.append(
                     f"the parameter {name} was changed in place since the call; "
                     "its new value is saved"
                 )
         modules = modules_in(call.module).values()
-        if not all(_has_copies(call, module) for module in modules if module.training):
+        if not all(_has_copies(call, module) for module in modules if is_training(module)):
             self.notes.append(
                 "buffers larger than 1 MiB were not copied before the call; "
                 "they have their values from after it"
@@ -338,7 +340,7 @@ def _modules(root: nn.Module, writer: SourceWriter) -> tuple[str, dict[str, str]
             continue
         first[id(module)] = name
         kind = type_of(module)
-        source = map(repr, (name, kind.__module__, kind.__qualname__, module.training))
+        source = map(repr, (name, kind.__module__, kind.__qualname__, is_training(module)))
         own = ", ".join(f"{n!r}: {writer.write(v)}" for n, v in attributes(module).items())
         rows += f"        ({', '.join(source)}, {{{own}}}, {_entries(module)!r}),\n"
 

@@ -9,6 +9,7 @@ from torch import nn
 from kedge.frames import is_installed
 from kedge.short_text import listed
 from kedge.torch_internals.module_tables import modules_in
+from kedge.torch_internals.torchscript import is_training
 
 _NAMED = 3
 
@@ -38,14 +39,14 @@ def asks_for_mode(kind: type[nn.Module]) -> bool:
     That is how `torch.nn.functional.dropout` is told, and noise in a gate. An installed library
     reads it for much else, such as a gradient checkpoint.
     """
-    code = getattr(kind.forward, "__code__", None)
+    code = getattr(getattr(kind, "forward", None), "__code__", None)
     return code is not None and "training" in code.co_names and not is_installed(code.co_filename)
 
 
 def in_training(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the paths and modules of a model that compute as in training: dropout, and statistics of the batch."""
     for name, module in modules_in(model).items():
-        if not module.training or not isinstance(module, MODAL):
+        if not is_training(module) or not isinstance(module, MODAL):
             continue
         if drops(module) and _depends(module):
             yield name, module

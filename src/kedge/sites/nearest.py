@@ -21,6 +21,7 @@ from kedge.sites.site import (
     escape,
     kind_called,
 )
+from kedge.torch_internals.torchscript import class_name, is_frozen
 
 
 def nearest(
@@ -34,6 +35,13 @@ def nearest(
         params: The paths of its parameters.
         called: The paths of the modules that have a forward of their own.
     """
+    frozen = _within_frozen(term, modules)
+    if frozen is not None:
+        name = f'"{frozen}"' if frozen else "the model"
+        return (
+            f"torch.jit.freeze has made {name} one program, without modules and parameters; "
+            "hook the model before it is scripted or traced"
+        )
     if term.types:
         return _other_types(term, modules)
     with_colon = _with_colon(term, modules, params)
@@ -92,6 +100,15 @@ def is_type_of_modules(given: object) -> bool:
     return isinstance(given, type) and issubclass(given, nn.Module)
 
 
+def _within_frozen(term: Term, modules: Mapping[str, nn.Module]) -> str | None:
+    """Return the path of the frozen module that a literal path is inside of; None without one."""
+    if term.literal is None:
+        return None
+    names = term.literal.split(".")
+    around = (".".join(names[:end]) for end in range(len(names)))
+    return next((path for path in around if is_frozen(modules.get(path))), None)
+
+
 def _other_types(term: Term, modules: Mapping[str, nn.Module]) -> str:
     """Return the types that there are, or the term with the one that it nearly names."""
     types = _types_in(modules)
@@ -104,13 +121,13 @@ def _other_types(term: Term, modules: Mapping[str, nn.Module]) -> str:
 
 
 def _types_in(modules: Mapping[str, nn.Module]) -> list[str]:
-    return sorted({type(module).__name__ for module in modules.values()})
+    return sorted(set(map(class_name, modules.values())))
 
 
 def _with_a_path_that_fits(term: Term, modules: Mapping[str, nn.Module]) -> Term:
     """Return a term of types, with ``**`` in place of a path under which there are none of them."""
     for path, module in modules.items():
-        if term.matches(path, (type(module).__name__,)):
+        if term.matches(path, (class_name(module),)):
             return term
     return replace(term, path=("**",))
 

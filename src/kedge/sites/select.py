@@ -32,6 +32,7 @@ from kedge.sites.site import (
 )
 from kedge.sites.variables import check_variables, has_variable
 from kedge.torch_internals.module_tables import named_modules, named_parameters, own_children
+from kedge.torch_internals.torchscript import called_by_torchscript, class_name, is_scripted
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ class SitePlace:
         module: The module; for a parameter the one that owns it.
         param: The parameter of a parameter's site.
         without: Operations that the site excludes, although its pattern would select them.
-        many: Whether a pattern selected the module, so that it may have no such operation.
+        many: Whether a pattern selected it, so that it may have no such operation, for one.
+        silent: Whether nothing fires there because TorchScript runs it; see Note [Called by
+            TorchScript].
     """
 
     site: Site
@@ -51,6 +54,7 @@ class SitePlace:
     param: nn.Parameter | None = None
     without: tuple[tuple[str, int | None], ...] = ()
     many: bool = False
+    silent: bool = False
 
 
 class Selector:
@@ -273,7 +277,7 @@ class Selection(notebook.Printed):
 
 
 def _class_name(place: SitePlace) -> str:
-    return type(place.module).__name__
+    return class_name(place.module)
 
 
 _T = TypeVar("_T")
@@ -300,8 +304,14 @@ def runs(module: nn.Module) -> bool:
 
 
 def type_names(module: nn.Module) -> tuple[str, ...]:
-    """The names of a module's class and of its base classes, nearest first."""
-    return tuple(c.__name__ for c in type(module).__mro__ if c not in (object, nn.Module))
+    """The names of a module's class and of its base classes, nearest first.
+
+    In TorchScript the first is the class that the module was made from.
+    """
+    names = [c.__name__ for c in type(module).__mro__ if c not in (object, nn.Module)]
+    if is_scripted(module):
+        names.insert(0, class_name(module))
+    return tuple(names)
 
 
 class ModelLayout:
@@ -312,6 +322,7 @@ class ModelLayout:
             raise NoSiteMatched(f"selectors need a torch.nn.Module, not {not_a_model(model)}")
         self.modules: dict[str, nn.Module] = named_modules(model)
         self.params = named_parameters(model)
+        self.silent = called_by_torchscript(self.modules)
         self.first = {id(m): name for name, m in reversed(self.modules.items())}
         self.first_param = {id(p): name for name, p in reversed(self.params.items())}
 
@@ -357,7 +368,8 @@ class ModelLayout:
         places = []
         for i, module in hits.items():
             site = Site(self.first[i], kind, term.leaf, term.call, term.op)
-            places.append(SitePlace(site, module, many=many))
+            silent = i in self.silent or (term.op is not None and is_scripted(module))
+            places.append(SitePlace(site, module, many=many, silent=silent))
         return places
 
     def _params(self, term: Term) -> list[SitePlace]:
@@ -371,7 +383,9 @@ class ModelLayout:
         for i, param in hits.items():
             name = self.first_param[i]
             site = Site(name, kind, term.leaf, term.call)
-            places.append(SitePlace(site, self.owner(name), param))
+            owner = self.owner(name)
+            silent = kind == "param" and id(owner) in self.silent
+            places.append(SitePlace(site, owner, param, many=term.literal is None, silent=silent))
         return places
 
     def _never_called(self, term: Term) -> NoSuchKind:

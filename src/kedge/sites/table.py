@@ -12,6 +12,7 @@ from kedge import notebook
 from kedge.sites.folding import Folding
 from kedge.sites.select import ModelLayout, runs
 from kedge.sites.site import MODULE_KINDS, PARAM_KINDS
+from kedge.torch_internals.torchscript import class_name
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _type(row: SiteRow) -> str:
 
 
 def _kinds(row: SiteRow) -> str:
-    text = " ".join(":" + kind for kind in row.kinds)
+    text = " ".join(":" + kind for kind in row.kinds) or "none: TorchScript runs it"
     if not row.trainable:
         text += "  (requires no grad)"
     if row.also:
@@ -120,7 +121,8 @@ def sites_of(model: nn.Module) -> Sites:
             continue
         if runs(module):
             also = _others(layout.modules, name)
-            rows.append(SiteRow(name, type(module).__name__, None, MODULE_KINDS, also))
+            kinds = () if id(module) in layout.silent else MODULE_KINDS
+            rows.append(SiteRow(name, class_name(module), None, kinds, also))
         rows += _params(layout, name)
     return Sites(tuple(rows))
 
@@ -132,7 +134,9 @@ def _params(layout: ModelLayout, owner: str) -> list[SiteRow]:
             continue
         shape = tuple(param.shape)
         trainable = param.requires_grad
-        kinds = PARAM_KINDS if trainable else ("param",)
+        kinds: tuple[str, ...] = PARAM_KINDS if trainable else ("param",)
+        if id(layout.owner(name)) in layout.silent:
+            kinds = tuple(kind for kind in kinds if kind != "param")
         also = _others(layout.params, name)
         rows.append(SiteRow(name, "Parameter", shape, kinds, also, trainable))
     return rows

@@ -86,6 +86,19 @@ def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
+def module_at(model: nn.Module, path: str) -> nn.Module | None:
+    """Return the module of a model at a path; None if there is none.
+
+    `nn.Module.get_submodule` is not there in TorchScript.
+    """
+    module: nn.Module | None = model
+    for name in path.split(".") if path else ():
+        if module is None:
+            return None
+        module = dict(own_children(module).items()).get(name)
+    return module
+
+
 def lasting_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return all parameters and buffers that `state_dict` has, by its names, each under every name."""
     paths = named_modules(module)
@@ -190,6 +203,14 @@ def empty_entries(module: nn.Module) -> list[str]:
 def holds_parameters() -> bool:
     """Whether this PyTorch shows where a module keeps its parameters, so that `put_parameter` works."""
     return not _hidden
+
+
+def own_parameter(module: nn.Module, name: str) -> Tensor | None:
+    """Return a module's own parameter of a name; None if it has none."""
+    table = own_parameters(module)  # in TorchScript it has no `get`
+    if name not in table:
+        return None
+    return table[name]
 
 
 def parameter_of(module: nn.Module, name: str) -> Tensor | None:

@@ -12,6 +12,7 @@ from torch import nn
 from kedge.examination.result import Result
 from kedge.examination.step import ExaminedStep
 from kedge.short_text import counted, listed
+from kedge.torch_internals.torchscript import is_training
 
 TRIAL = "modes"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -32,7 +33,7 @@ def modes(step: ExaminedStep) -> Iterator[Result]:
     named = [(name, module) for name, module in step.model.named_modules() if _differs(module)]
     if not named:
         return
-    idle = [name or type(module).__name__ for name, module in named if not module.training]
+    idle = [name or type(module).__name__ for name, module in named if not is_training(module)]
     if len(idle) < len(named):
         yield Result(TRIAL, "ok", did, f"{len(named) - len(idle)} of {len(named)} are in training")
         return
@@ -46,7 +47,9 @@ def modes(step: ExaminedStep) -> Iterator[Result]:
 
 def _of_nothing(step: ExaminedStep, did: str) -> Iterator[Result]:
     """Yield layers that are in training, and can do nothing useful there."""
-    training = [(name, module) for name, module in step.model.named_modules() if module.training]
+    training = [
+        (name, module) for name, module in step.model.named_modules() if is_training(module)
+    ]
     dropped = [name for name, each in training if isinstance(each, _DROPOUTS) and each.p >= 1]
     if dropped:
         came = f"everything is dropped in {listed(dropped, 4)}: p is 1"

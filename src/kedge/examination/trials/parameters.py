@@ -24,6 +24,7 @@ from kedge.examination.step import ExaminedStep, SeenTraining
 from kedge.short_text import counted, listed
 from kedge.torch_internals.autograd_nodes import behind, is_leaf
 from kedge.torch_internals.module_tables import own_parameters
+from kedge.torch_internals.torchscript import is_training
 
 TRIAL = "parameters"
 DID = "followed the graph of the loss to the parameters"
@@ -204,7 +205,7 @@ def _frozen(step: ExaminedStep) -> Iterator[Result]:
     moving = [
         name
         for name, module in step.model.named_modules()
-        if module.training and _keeps_statistics(module) and _is_frozen(module)
+        if is_training(module) and _keeps_statistics(module) and _is_frozen(module)
     ]
     if frozen and moving:
         came = f"{counted(len(moving), 'frozen layer')} updates running statistics: "

@@ -11,6 +11,7 @@ from kedge.examination.differences import differ, numbers_in
 from kedge.examination.places import Place, first_place
 from kedge.examination.result import Result
 from kedge.examination.step import ExaminedStep
+from kedge.torch_internals.torchscript import is_training
 
 TRIAL = "repeated"
 
@@ -30,7 +31,7 @@ def repeated(step: ExaminedStep) -> Iterator[Result]:
         )
         yield Result(TRIAL, "look", did, f"the outputs differ{place.text}", means, place.line)
 
-    if not any(module.training for module in step.model.modules()):
+    if not any(map(is_training, step.model.modules())):
         return
     did = "ran the same batch twice as the program does, with other random numbers"
     first = numbers_in(step.run.outputs(training=True, seed=1))

@@ -48,7 +48,7 @@ from kedge.torch_internals.autograd_nodes import edge_of
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import after_forward, before_forward
 from kedge.torch_internals.module_calls import has_raised
-from kedge.torch_internals.module_tables import modules_in, own_parameters
+from kedge.torch_internals.module_tables import modules_in, own_parameter, own_parameters
 from kedge.torch_internals.own_work import OwnWork, is_watched
 
 _TOTAL = "hook :in.grad for the total"
@@ -372,7 +372,7 @@ class InputGate(ModuleGate):
         `torch.func.functional_call`, for one, replaces it for a call, and so do edits.
         """
         name, param = self.params[tap.site.path]
-        now = value_before(module, name, tap.graph.key, own_parameters(module).get(name))
+        now = value_before(module, name, tap.graph.key, own_parameter(module, name))
         if now is None or now is param:
             return param.detach()
         if leaves.own_part(param) is not param:  # FSDP gathers shards

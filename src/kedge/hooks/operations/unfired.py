@@ -14,7 +14,8 @@ from kedge.short_text import listed
 from kedge.sites.language import op_pattern
 from kedge.sites.site import VARIABLE
 from kedge.torch_internals import dynamo
-from kedge.torch_internals.module_tables import modules_in
+from kedge.torch_internals.module_tables import module_at, modules_in
+from kedge.torch_internals.torchscript import is_scripted
 
 _SHOWN = 8
 
@@ -42,8 +43,8 @@ def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | 
             "it is inside compiled code, which does not call operations one by one",
             "run the model uncompiled, or hook the module",
         )
-    module = _module_at(gate.path, model)
-    if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+    module = module_at(model, gate.path) if model is not None else None
+    if is_scripted(module) or isinstance(module, torch.jit.ScriptFunction):
         return Cause(
             "its module is scripted, and runs without Python",
             "hook the module before it is scripted",
@@ -67,15 +68,6 @@ def _explain_ungraded(tap: Tap) -> Cause | None:
             "hook the function's inputs or outputs",
         )
     return None
-
-
-def _module_at(path: str, model: nn.Module | None) -> nn.Module | None:
-    if model is None:
-        return None
-    try:
-        return model.get_submodule(path)
-    except AttributeError:  # the module is no longer in the model
-        return None
 
 
 def _is_compiled(path: str, model: nn.Module | None, *, compiled: bool) -> bool:

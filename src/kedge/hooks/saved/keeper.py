@@ -43,6 +43,7 @@ from kedge.torch_internals.checkpoint import frame_of, reentrant_around
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import graph_task
 from kedge.torch_internals.saved_hooks import disabled, top_hooks
+from kedge.torch_internals.torchscript import takes_hooks
 
 _ASIDE = {
     "torch.func": (
@@ -329,11 +330,7 @@ class KeeperInForce:
             torch_func.begin()
             self._undo.callback(torch_func.end)
             for path, module in layout.modules.items():
-                if (
-                    layout.first[id(module)] == path
-                    and runs(module)
-                    and not isinstance(module, torch.jit.ScriptModule)
-                ):
+                if layout.first[id(module)] == path and runs(module) and takes_hooks(module):
                     is_root = module is root
                     spot = ModuleUnderKeeper(path, selected=places(path), root=is_root)
                     self._attach(module, spot)
@@ -406,6 +403,8 @@ class KeeperInForce:
 
     def _attach(self, module: nn.Module, spot: ModuleUnderKeeper) -> None:
         self.spots[spot.path or ""] = spot
+        if not takes_hooks(module):
+            return
         enter = module.register_forward_pre_hook(SavingBegins(self, spot))
         leave = module.register_forward_hook(SavingEnds(self), always_call=True)
         for handle in (enter, leave):

@@ -18,7 +18,7 @@ from kedge.torch_internals.module_tables import (
     parameters_in,
 )
 from kedge.torch_internals.tensors import is_sharded
-from kedge.torch_internals.torchscript import takes_hooks
+from kedge.torch_internals.torchscript import class_name, takes_hooks
 
 _SHARDED = (
     "its parameters are sharded, and are other tensors when backward runs it again; "
@@ -52,7 +52,7 @@ def check_can_run_again(root: nn.Module, modules: Mapping[str, nn.Module], text:
         if why is not None:
             name = f'"{path}"' if path else "the model itself"
             raise OffloadError(
-                f"recompute={text!r}: {name} ({type(module).__name__}) cannot be run again: {why}"
+                f"recompute={text!r}: {name} ({class_name(module)}) cannot be run again: {why}"
             )
 
 

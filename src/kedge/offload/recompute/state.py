@@ -43,6 +43,7 @@ from kedge.torch_internals.module_tables import (
 )
 from kedge.torch_internals.random_state import RandomState
 from kedge.torch_internals.tensors import have_same_bits, version_of
+from kedge.torch_internals.torchscript import is_training
 
 _OF_MODULE = frozenset(vars(nn.Module()))
 """The attributes that every module has: its tables and its mode."""
@@ -87,7 +88,7 @@ class ModuleState:
         self._path = path
         self._changing = changing
         self._inside = modules_in(module)
-        self._modes = tuple(each.training for each in self._inside.values())
+        self._modes = tuple(map(is_training, self._inside.values()))
         self._hooks = [_hooks_of(each) for each in self._inside.values()]
         self._own = self._present(held=False)
         self._random = RandomState()
@@ -161,7 +162,7 @@ class ModuleState:
                 f"{where}: the modules inside were others in the forward; {_IN_BETWEEN}"
             )
         for (name, each), training in zip(present.items(), self._modes, strict=True):
-            if each.training is not training:
+            if is_training(each) is not training:
                 mode = "training" if training else "evaluation"
                 raise RecomputedWrong(
                     f'{where}: the module "{_joined(self._path, name)}" was in {mode} mode in the '

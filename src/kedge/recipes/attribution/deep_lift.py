@@ -265,8 +265,8 @@ def _check_linear(node: Node, leading: set[Node]) -> None:
     if rule_of(node) is not None:
         raise AttributionError(
             f"deep_lift cannot follow an operation ({name}): it runs in a module that the model does "
-            "not know, such as one in a plain list, inside another function of PyTorch, or in place on "
-            "a part of a tensor, or the batch is not the first dimension of its value; register the "
+            "not know, such as one in a plain list, inside a traced model or another function of PyTorch, "
+            "or in place on a part of a tensor, or the batch is not the first dimension of its value; register the "
             "module, or call the operation itself, without inplace=True"
         )
     if kind in ("NativeBatchNorm", "CudnnBatchNorm"):

@@ -37,6 +37,7 @@ from kedge.torch_internals import dynamo
 from kedge.torch_internals.accelerators import generator_states
 from kedge.torch_internals.module_tables import buffers_in, modules_in, parameters_in
 from kedge.torch_internals.random_numbers import RandomNumbers
+from kedge.torch_internals.torchscript import is_training
 from kedge.watch.kept.program_state import ProgramState, named_models
 from kedge.watch.models.backward_start import BackwardStart, frame_below, taken_for
 from kedge.watch.models.models import Models
@@ -322,7 +323,7 @@ class StepKeeper:
                 inside = modules_in(module).items()
                 modes[name] = KeptModel(
                     type(module).__name__,
-                    [path for path, each in inside if not each.training],
+                    [path for path, each in inside if not is_training(each)],
                     [at for at, p in parameters_in(module).items() if not p.requires_grad],
                     attributes.get(name, {}),
                 )

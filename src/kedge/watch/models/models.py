@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -22,8 +21,9 @@ from kedge.actions.measure.meter import Meter
 from kedge.hooks.roots import SeenModules
 from kedge.sites.leaves import own_part
 from kedge.sites.select import runs
-from kedge.torch_internals.module_tables import modules_in, parameters_in
+from kedge.torch_internals.module_tables import modules_in, named_modules, parameters_in
 from kedge.torch_internals.source_lines import module_tree
+from kedge.torch_internals.torchscript import called_by_torchscript, class_name
 from kedge.watch.models.backwards import BackwardHandler, BackwardPasses, Reached, Taken
 from kedge.watch.models.naming import RootNames
 from kedge.watch.models.parameters import WatchedParameters
@@ -84,13 +84,14 @@ class Models:
     def watch(self, module: nn.Module) -> RootModule:
         """Make a module a root, and hook it."""
         named = modules_in(module)
+        silent = called_by_torchscript(named_modules(module))
         fresh = {}
         for name, inner in named.items():
             is_fresh = inner is module or inner not in self.known
-            if is_fresh and not isinstance(inner, torch.jit.ScriptModule):
+            if is_fresh and id(inner) not in silent:
                 fresh[name] = inner
         self.known.add(named.values())
-        types = {name: type(inner).__name__ for name, inner in fresh.items()}
+        types = {name: class_name(inner) for name, inner in fresh.items()}
 
         self.release_gone()
         root = next_of(self.roots, types)

@@ -17,6 +17,7 @@ from kedge.sites.filters import nearest, widened
 from kedge.sites.select import Selector, runs
 from kedge.sites.spread import Spread
 from kedge.torch_internals.module_tables import modules_in, parameters_in
+from kedge.torch_internals.torchscript import class_name
 from kedge.watch.models.root_hooks import RootHooks
 
 _ALIKE = 8
@@ -128,7 +129,7 @@ class WantedSites:
             return  # no name changes what is selected
         for name, inner in modules_in(module).items():
             if runs(inner):
-                self._paths[root.label(name)] = type(inner).__name__
+                self._paths[root.label(name)] = class_name(inner)
         for name, param in parameters_in(module).items():
             self._paths[root.label(name)] = type(param).__name__
         self._terms = widened(self.selector.terms, self._paths)

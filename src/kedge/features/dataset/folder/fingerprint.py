@@ -49,6 +49,7 @@ from kedge.errors import ExtractionFailed
 from kedge.features.dataset.keys_and_fields import name_of
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.module_tables import modules_in, own_buffers, parameters_in
+from kedge.torch_internals.torchscript import is_training
 
 #: The version of the digest algorithm, and the version of Python.
 _MADE_BY = f"2/{sys.version_info.major}.{sys.version_info.minor}"
@@ -129,7 +130,7 @@ def weights(model: nn.Module) -> str:
         if _is_kedges(type(module).__module__):
             continue
         parts.append(_made_of(path, module))
-        if module.training:
+        if is_training(module):
             continue
         for name, buffer in own_buffers(module).items():
             if buffer is not None:
@@ -144,7 +145,7 @@ def _made_of(path: str, module: nn.Module) -> str:
     held = vars(module)
     constants = [name for name in getattr(module, "__constants__", ()) if name in held]
     settings = [f"{name}={_setting(held[name])}" for name in constants]
-    mode = "trained" * module.training
+    mode = "trained" * is_training(module)
     return f"{path} {type(module).__qualname__}({', '.join(settings)}) {mode};"
 
 

@@ -21,6 +21,7 @@ from kedge.store.events import NotOptimizedEvent
 from kedge.torch_internals import modes
 from kedge.torch_internals.module_tables import modules_in, parameters_in
 from kedge.torch_internals.tensors import may_alias
+from kedge.torch_internals.torchscript import is_training
 from kedge.watch.models.optimizers import Optimizers, params_of
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.roots import RootModule
@@ -125,7 +126,7 @@ class UnoptimizedParameters:
             graded=tuple(root.label(n) for n in graded[:_NAMED]),
             replaced=tuple(replaced[:_NAMED]),
             outside=tuple(type(m).__name__ for m in outside),
-            outside_fixed=not any(m.training for m in outside),
+            outside_fixed=not any(map(is_training, outside)),
             tensors=tuple(tensors[:_NAMED]),
             passes=max((at.times for at in places.among(unheld.values())), default=0),
         )

@@ -185,7 +185,7 @@ class OutsideOperation:
         kwargs: Its keyword arguments.
         made: The tensors that it made or changed, as far as their numbers can be read.
         frame: The frame of the program's line.
-        begun: What `OutsideOperations.begins` returned before it ran.
+        begun: What `OutsideObserver.begins` returned before it ran.
     """
 
     name: str
@@ -196,7 +196,7 @@ class OutsideOperation:
     begun: Any
 
 
-class OutsideOperations(TorchFunctionMode):
+class OutsideObserver(TorchFunctionMode):
     """A mode that sees the operations of this thread outside of modules; see Note [Outside of modules]."""
 
     def __init__(self) -> None:
@@ -252,7 +252,7 @@ class OutsideOperations(TorchFunctionMode):
             modes.take_off(self)
 
 
-class OutsideListing(OutsideOperations):
+class OutsideListing(OutsideObserver):
     """A listing of the operations of this thread outside of modules.
 
     Args:
@@ -340,4 +340,4 @@ def list_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Funct
     return listing.operations()
 
 
-untraced(OutsideOperations.__torch_function__)
+untraced(OutsideObserver.__torch_function__)

@@ -82,15 +82,15 @@ def title_of(graph: TensorGraphEvent) -> str:
     return visible(title)
 
 
-def told_graph(graph: TensorGraphEvent) -> str:
-    """Return where a graph's passes began, and how many there were."""
+def told_graph(graph: TensorGraphEvent, values: str = "values of the first → the last") -> str:
+    """Return where a graph's passes began, how many there were, and of which the values are."""
     parts = []
     if graph.source is not None:
         parts.append(visible(ProgramLine(graph.source).place))
     if graph.began != "forward":
         last = graph.first + graph.passes - 1
         if graph.passes > 1:
-            parts.append(f"{graph.passes:,} passes alike: values of the first → the last")
+            parts.append(f"{graph.passes:,} passes alike: {values}")
         elif last:
             parts.append(f"pass {graph.first}")
     if graph.failed:
@@ -128,6 +128,12 @@ def course(first: TensorValue | None, last: TensorValue | None) -> str:
     if last is None or last == first:
         return shown(first)
     return f"{shown(first)} → {shown(last)}"
+
+
+def newest(first: TensorValue | None, last: TensorValue | None) -> str:
+    """Return a value as it was in the last pass, without the mean of many numbers."""
+    text, _, _ = shown(last or first).partition(", mean ")
+    return text
 
 
 def kept(node: TensorNode) -> str:

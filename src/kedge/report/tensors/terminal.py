@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -16,6 +17,7 @@ from kedge.report.tensors.content import (
     is_broken,
     kept,
     name_of,
+    newest,
     shape_of,
     title_of,
     told_firing,
@@ -27,11 +29,34 @@ from kedge.report.tensors.content import (
 )
 from kedge.short_text import counted
 from kedge.shown_text import visible
-from kedge.store.events import TensorGraphEvent, TensorNode
+from kedge.store.events import TensorGraphEvent, TensorNode, TensorValue
 from kedge.store.recording import Recording
 
 _MOST = 40
 _HEAD = ("tensor", "from", "type", "value", "gradient", ".grad", "line")
+
+
+class _Form(NamedTuple):
+    """How the list is written: in how many words, for a terminal that is wide enough.
+
+    Attributes:
+        told: Returns the text of a value, given the one of the first pass and of the last.
+        values: Of which passes the values are.
+        left_out: The columns that are left out.
+    """
+
+    told: Callable[[TensorValue | None, TensorValue | None], str]
+    values: str
+    left_out: tuple[str, ...] = ()
+
+
+_FORMS = (
+    _Form(course, "values of the first → the last"),
+    _Form(newest, "values of the last"),
+    _Form(newest, "values of the last", ("type",)),
+    _Form(newest, "values of the last", ("type", ".grad")),
+)
+"""The forms, the widest first."""
 
 
 def render_tensors(recording: Recording, console: Console, *, whole: bool) -> None:
@@ -51,8 +76,6 @@ def render_tensors(recording: Recording, console: Console, *, whole: bool) -> No
     console.print()
     for graph in graphs_of(recording):
         console.print(Text(cut(title_of(graph), console.width), "bold"))
-        if told_graph(graph):
-            print_paragraph(Text(told_graph(graph), "dim"), console)
         _render_nodes(graph, console, whole=whole)
         _render_hooks(graph, console)
         console.print()
@@ -63,24 +86,46 @@ def _render_nodes(graph: TensorGraphEvent, console: Console, *, whole: bool) -> 
     first = 0
     if not whole:
         first = max(len(graph.nodes) - _MOST, 0)
-    rows: list[tuple[str, ...]] = [_HEAD]
-    broken = [False]
-    for place, node in enumerate(graph.nodes):
-        if place >= first or node.kind == "leaf":
-            rows.append(_cells(graph, place, node))
-            broken.append(is_broken(node))
-    used = [i for i in range(len(_HEAD)) if any(row[i] for row in rows[1:])]
-    widths = {i: max(len(row[i]) for row in rows) for i in used}
-    for number, (row, bad) in enumerate(zip(rows, broken, strict=True)):
-        line = "  ".join(row[i].ljust(widths[i]) for i in used).rstrip()
-        style = "red" if bad else "dim" if not number else ""
-        console.print(Text(f"  {cut(line, console.width - 2)}", style))
-    if len(rows) - 1 < len(graph.nodes):
-        left = counted(len(graph.nodes) - len(rows) + 1, "tensor")
+    shown_nodes = [
+        (place, node)
+        for place, node in enumerate(graph.nodes)
+        if place >= first or node.kind == "leaf"
+    ]
+    room = console.width - 2
+    lines: list[str] = []
+    form = _FORMS[0]
+    for form in _FORMS:
+        cells = [_cells(graph, place, node, form) for place, node in shown_nodes]
+        lines = _aligned([_HEAD, *cells], left_out=form.left_out)
+        if max(map(len, lines)) <= room:
+            break
+    told = told_graph(graph, form.values)
+    if told:
+        print_paragraph(Text(told, "dim"), console)
+    for number, line in enumerate(lines):
+        style = ""
+        if not number:
+            style = "dim"
+        elif is_broken(shown_nodes[number - 1][1]):
+            style = "red"
+        console.print(Text(f"  {cut(line, room)}", style))
+    if len(shown_nodes) < len(graph.nodes):
+        left = counted(len(graph.nodes) - len(shown_nodes), "tensor")
         console.print(Text(f"  … {left} before these; --all shows them", "dim"))
 
 
-def _cells(graph: TensorGraphEvent, place: int, node: TensorNode) -> tuple[str, ...]:
+def _aligned(rows: Sequence[Sequence[str]], left_out: Container[str]) -> list[str]:
+    """Return rows of cells as lines, without the columns that are empty or left out."""
+    used = [
+        i
+        for i, title in enumerate(rows[0])
+        if title not in left_out and any(row[i] for row in rows[1:])
+    ]
+    widths = {i: max(len(row[i]) for row in rows) for i in used}
+    return ["  ".join(row[i].ljust(widths[i]) for i in used).rstrip() for row in rows]
+
+
+def _cells(graph: TensorGraphEvent, place: int, node: TensorNode, form: _Form) -> tuple[str, ...]:
     made: str = node.kind
     if node.kind == "operation":
         taken = ", ".join(name_of(graph.nodes[each], each) for each in node.takes)
@@ -88,8 +133,10 @@ def _cells(graph: TensorGraphEvent, place: int, node: TensorNode) -> tuple[str, 
     line = ""
     if node.source is not None:
         line = visible(str(node.source))
-    value = course(node.value, node.last) if node.value and node.value.text else ""
-    gradient = course(node.gradient, node.last_gradient)
+    value = ""
+    if node.value and node.value.text:
+        value = form.told(node.value, node.last)
+    gradient = form.told(node.gradient, node.last_gradient)
     return (name_of(node, place), made, shape_of(node.value), value, gradient, kept(node), line)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kedge.actions.edit import Edit, add, clamp, replace, scale, zero
+from kedge.actions.skip import Skip, skip
 from kedge.calls.arguments import described
 from kedge.errors import InterventionError, KedgeError
 from kedge.sites import leaves
@@ -26,6 +27,7 @@ _EDITS: dict[str, Callable[..., Any]] = {
     "clamp": clamp,
     "replace": replace,
     "scale": scale,
+    "skip": skip,
     "zero": zero,
 }
 
@@ -88,6 +90,8 @@ class Vocabulary:
         made = self.made_by(action)
         if isinstance(action, Edit) and action.arguments is not None:
             made = action.name.partition("(")[0], action.arguments
+        if isinstance(action, Skip) and (action.passes_on or isinstance(action.value, Tensor)):
+            made = "skip", {"value": action.value}
         if made is None:
             known = ", ".join(sorted(self.makers))
             raise InterventionError(

@@ -58,6 +58,8 @@ ACTIONS: dict[str, Callable[[], Any]] = {
     "replace by NaN": lambda: kedge.replace(math.nan),
     "replace by a tensor": lambda: kedge.replace(wide(3, 4, 8)),
     "replace by another shape": lambda: kedge.replace(wide(5, 8), reshape=True),
+    "skip": kedge.skip,
+    "skip with a tensor": lambda: kedge.skip(wide(3, 4, 8)),
     "ablate": lambda: Ablation(0.0),
     "ablate positions": lambda: Ablation(0.5, [1, -1]),
     "ablate a slice": lambda: Ablation(wide(8), slice(1, None, 2), -1),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from kedge.errors import NoSuchKind
 from kedge.report.page.render import render_page
 from kedge.report.shown_run import ShownRun
 from kedge.store.recording import Recording
+from tests import forked
 
 STEPS = 4
 
@@ -90,3 +93,57 @@ def test_leaves_of_other_kinds_are_still_refused(tmp_path: Path) -> None:
     """A watch records whole values of modules."""
     with pytest.raises(NoSuchKind, match="one leaf"), kedge.watch(tmp_path / "a", sites="0:out[0]"):
         pass
+
+
+SHARDED = """
+    import os, sys
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        torch.manual_seed(step)
+        model(torch.randn(4, 5)).square().sum().backward()
+        optimizer.step()
+    if "RANK" in os.environ:
+        dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="this torch has no gloo",
+)
+def test_ranks_are_merged_as_for_one_process(tmp_path: Path) -> None:
+    """Shards, uneven ones too, add up to the whole; a scalar that all ranks keep counts once."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(SHARDED))
+    options = ("--every", "1", "--budget", "none", "--sites", "**, **:state")
+    for name, launch in (
+        ("one", ()),
+        ("two", ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")),
+    ):
+        command = [sys.executable, "-W", "ignore", "-m", *launch, "kedge", "run", *options]
+        done = forked.run(
+            [*command, "-o", str(tmp_path / f"{name}.kedge"), str(script)], timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+    one, two = (Recording.open(tmp_path / f"{name}.kedge") for name in ("one", "two"))
+    merged = {site.site: site for site in two.of_kind("state")}
+    assert len(merged) == 12
+    assert merged.keys() == {site.site for site in one.of_kind("state")}
+    for site in one.of_kind("state"):
+        alone, spread = one.rows(site), two.rows(merged[site.site])
+        assert list(alone.count) == list(spread.count)
+        for figure in ("min", "max", "sum"):
+            ours, theirs = getattr(spread, figure), getattr(alone, figure)
+            assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)

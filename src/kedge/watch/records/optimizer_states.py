@@ -32,7 +32,7 @@ class OptimizerStates:
 
     def after(self, optimizer: Optimizer) -> None:
         """Measure what an optimizer keeps, after its step."""
-        params = params_of(optimizer)
+        params = list(params_of(optimizer))
         found: list[tuple[Site, Tensor]] = []
         for param in params:
             place = self._places.of(param)

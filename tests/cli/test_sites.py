@@ -74,7 +74,7 @@ def test_the_list_is_printed_as_json(kedge: Kedge, script: Script) -> None:
         "path": "fc.weight",
         "type": "Parameter",
         "shape": [1, 2],
-        "kinds": ["param", "param.grad", "param.acc"],
+        "kinds": ["param", "param.grad", "param.acc", "state"],
         "also": [],
         "trainable": True,
     }

@@ -240,13 +240,13 @@ class Net(nn.Module):
             "layer1.weight",
             NoSuchKind,
             '"layer1.weight" is a parameter and has no :out; it has "layer1.weight:param", "layer1.weight:param.grad", '
-            '"layer1.weight:param.acc"',
+            '"layer1.weight:param.acc", "layer1.weight:state"',
         ),
         (
             "layer1.weight:in.grad",
             NoSuchKind,
             '"layer1.weight" is a parameter and has no :in.grad; it has "layer1.weight:param", "layer1.weight:param.grad", '
-            '"layer1.weight:param.acc"',
+            '"layer1.weight:param.acc", "layer1.weight:state"',
         ),
         (
             "layer1:param.grad",

@@ -26,10 +26,10 @@ from kedge.sites.site import Site, short
 from kedge.torch_internals.modes import is_batched
 
 _PRUNE = 1_000
-_ADOPTED = frozenset({"param.grad", "param.acc", "grad", "acc"})
-"""Gradients whose memory autograd uses for ``.grad``.
+_ADOPTED = frozenset({"param.grad", "param.acc", "grad", "acc", "state"})
+"""Gradients whose memory autograd uses for ``.grad``, and what optimizers keep.
 
-The next backward, clipping and zeroing overwrite it.
+The next backward or step, clipping and zeroing overwrite it.
 """
 
 

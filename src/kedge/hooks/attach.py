@@ -456,7 +456,7 @@ def _of_model(selector: Selector | None) -> Selector:
 
 
 def _check_grads(selector: Selector, places: tuple[SitePlace, ...]) -> None:
-    params = [(p, p.param) for p in places if p.site.kind != "param"]
+    params = [(p, p.param) for p in places if p.site.kind not in ("param", "state")]
     frozen = [p for p, param in params if param is not None and not param.requires_grad]
     if places and len(frozen) == len(places):
         names = listed([p.site.path for p in frozen], 3)

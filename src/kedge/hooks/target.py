@@ -14,6 +14,7 @@ from kedge.hooks.firing.given_inputs import may_ask
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.gates.modules import ModuleGates
+from kedge.hooks.gates.optimizer_state import StateSites
 from kedge.hooks.gates.passes import follow
 from kedge.hooks.gates.saved import SavedSites
 from kedge.hooks.gates.tensors import ParameterGates
@@ -38,6 +39,8 @@ class HookedModel:
         passes: Counts its forward passes.
         modules: The gates on its modules.
         parameters: The gates on its parameters.
+        states: The gates on what optimizers keep of its parameters; None until a ``:state`` site is
+            hooked.
         saves: The keeper of its saved tensors; None until a ``:saved`` site is hooked.
         ops: The switches of its operations; None until an operation is hooked.
         stood: The modules with sites, by path: the program may put others in their place.
@@ -53,6 +56,7 @@ class HookedModel:
         self.passes = self.begin.passes
         self.modules = ModuleGates(owner, self.passes)
         self.parameters = ParameterGates(owner, self.passes)
+        self.states: StateSites | None = None
         self.saves: SavedSites | None = None
         self.ops: ModeSwitches | None = None
         self.stood: dict[str, weakref.ref[nn.Module]] = {}
@@ -98,7 +102,12 @@ class HookedModel:
     def _place(self, place: SitePlace, spec: Spec, model: nn.Module) -> None:
         """Attach taps to one site, by the gates of its kind."""
         site = place.site
-        if site.kind in ("param.grad", "param.acc"):
+        if site.kind == "state":
+            if self.states is None:
+                self.owner.installed.on_failure(setattr, self, "states", None)
+                self.states = StateSites(self.owner, self.passes)
+            self.states.place(place, spec)
+        elif site.kind in ("param.grad", "param.acc"):
             named = replace(place.site, path=self.passes.label(place.site.path))
             self.parameters.place(replace(place, site=named), spec)
         elif place.param is not None:
@@ -159,11 +168,17 @@ class HookedModel:
         param = getattr(gate, "param", None)
         if getattr(gate, "passes", None) is self.passes:
             path = gate.path
-        elif param is not None and (id(param), gate.site.kind) in self.parameters.gates:
+        elif param is not None and self._has(gate, param):
             path = self._own_path(gate.site.path).rpartition(".")[0]
         else:
             return None
         return module_at(model, path)
+
+    def _has(self, gate: Any, param: nn.Parameter) -> bool:
+        """Whether a gate is one of this model's on a parameter."""
+        if self.states is not None and self.states.gates.get(id(param)) is gate:
+            return True
+        return (id(param), gate.site.kind) in self.parameters.gates
 
     def _own_path(self, path: str) -> str:
         """Return the path in the model for the path of a site."""

@@ -110,7 +110,7 @@ def check_watched(text: str) -> None:
             part = f'the operation "{term.op[0]}"'
         elif term.kind not in (None, *WATCHED_KINDS):
             part = f":{term.kind}"
-        elif term.leaf is not None or term.call is not None:
+        elif term.call is not None or (term.leaf is not None and term.kind != "state"):
             part = "one leaf or one call alone"
         else:
             continue

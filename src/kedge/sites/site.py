@@ -6,14 +6,14 @@ import re
 from dataclasses import dataclass, replace
 
 MODULE_KINDS = ("out", "in", "out.grad", "in.grad", "in.share", "saved")
-PARAM_KINDS = ("param", "param.grad", "param.acc")
+PARAM_KINDS = ("param", "param.grad", "param.acc", "state")
 TENSOR_KINDS = ("grad", "acc")
 NODE_KINDS = ("pre", "post")
 OP_KINDS = ("out", "in", "out.grad", "in.grad")
 VARIABLE_KINDS = ("out", "out.grad")
 VARIABLE = "="
 """What the name of a variable ends in, where that of an operation may stand: ``block/hidden=``."""
-WATCHED_KINDS = ("out", "in", "out.grad", "param", "param.grad")
+WATCHED_KINDS = ("out", "in", "out.grad", "param", "param.grad", "state")
 KINDS = MODULE_KINDS + PARAM_KINDS
 ALL_KINDS = KINDS + TENSOR_KINDS + NODE_KINDS
 GRADIENT_KINDS = frozenset(

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -107,6 +108,13 @@ def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> RemovableHan
         tensor.grad_fn  # noqa: B018
     handle: RemovableHandle = tensor.register_hook(hook)
     return handle
+
+
+def move_first(handle: RemovableHandle) -> None:
+    """Have a hook run before all others of its table."""
+    table = handle.hooks_dict_ref()
+    if isinstance(table, OrderedDict):
+        table.move_to_end(handle.id, last=False)
 
 
 def _after_accumulation(tensor: Tensor) -> Table | None:

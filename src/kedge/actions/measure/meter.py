@@ -9,7 +9,7 @@ The tensors of one output or input mean different things: an LSTM's output and i
 query and a mask. So the row of ``rnn:out`` is that of the first, and each other one has a row under
 its own name, ``rnn:out[1.0]`` or ``attn:in[key]``, also for gradients. The first is that of the
 forward, in whichever order gradients arrive. There may be hundreds: those after the first few share
-one row, ``[rest]``.
+one row, ``[rest]``. The tensors of an optimizer's state all have rows under their own names.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kedge.torch_internals import device_graphs, modes
 
 Measure = Callable[..., None]
 
-_APART = frozenset({"out", "out.grad", "in", "in.grad"})
+_APART = frozenset({"out", "out.grad", "in", "in.grad", "state"})
 """The kinds of sites whose leaves have rows of their own."""
 _MOST_LEAVES = 8
 """Most leaves of one value that have; further ones share the row `_REST`."""
@@ -218,7 +218,10 @@ class Meter(NotABlock, MeasuredValues):
     def _rows_of(self, site: Site) -> dict[str, str]:
         """Return the names of rows by leaf, of one side of a module; see Note [Rows of leaves]."""
         side = replace(site, kind=site.kind.removesuffix(".grad"), leaf=None)
-        return self._rows_of_leaves.setdefault(side, {})
+        rows = self._rows_of_leaves.setdefault(side, {})
+        if site.kind == "state":
+            rows[""] = ""  # none of its tensors is the first
+        return rows
 
     def observe_all(
         self, seats: Sequence[MeasuredSite], values: Sequence[Tensor], step: int

@@ -101,8 +101,9 @@ class RecordedModule:
 
     def part(self, site: SiteInfo) -> str:
         """Return a site's text without the path of the module: ``:out``, ``weight:param``."""
-        if flow(site).startswith("param") or flow(site) == "update":
-            return f"{site.path.removeprefix(self.path).removeprefix('.')}:{site.kind}"
+        if flow(site).startswith("param") or flow(site) in ("update", "state"):
+            name = site.path.removeprefix(self.path).removeprefix(".")
+            return f"{name}:{site.site.rpartition(':')[2]}"
         return site.site.removeprefix(escape(self.path))
 
 

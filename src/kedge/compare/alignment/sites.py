@@ -47,6 +47,7 @@ PHASES = {
     "param.grad": 3,
     "grad.norm": 4,
     "update": 5,
+    "state": 5,
 }
 BACKWARD = PHASES["out.grad"]
 LAST_PHASE = 6

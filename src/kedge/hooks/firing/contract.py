@@ -70,6 +70,8 @@ def check_edit(
         advice = "a gradient must keep its shape, dtype and device"
     elif site.kind == "saved":
         advice = "a saved tensor must keep its shape, dtype and device"
+    elif site.kind == "state":
+        advice = "an optimizer's state must keep its shape, dtype and device"
     elif getattr(action, "reshape", False):
         return
     else:

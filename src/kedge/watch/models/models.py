@@ -11,7 +11,7 @@ new roots; see `kedge.watch.training`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -147,10 +147,23 @@ class Models:
         fresh = self.places.unplaced(module)
         inside = modules_in(module)
         named = [(n, p, ParameterSlot(*holder(inside, n), p)) for n, p in fresh]
-        self.places.put(named, root, lambda path: self.wanted.wants(path, module, _OF_PARAMETERS))
+        self._put(named, root, module)
         # Hooks on a parameter that is spread over several processes do not fire: its gradient is
         # read at the optimizer.
         self.passes.listen(param for _, param in fresh if own_part(param) is param)
+
+    def _put(
+        self,
+        named: Iterable[tuple[str, nn.Parameter, TensorSlot]],
+        root: RootModule,
+        module: nn.Module,
+    ) -> None:
+        self.places.put(
+            named,
+            root,
+            lambda path: self.wanted.wants(path, module, _OF_PARAMETERS),
+            lambda path: self.wanted.states(path, module),
+        )
 
     def watch_tensors(
         self, tensors: Sequence[nn.Parameter], slots: Mapping[int, TensorSlot]
@@ -174,9 +187,7 @@ class Models:
             name = variables.get(id(param), f"param{number}")
             root.tops.add(name.partition(".")[0])
             named.append((name, param, slots[id(param)]))
-        self.places.put(
-            named, root, lambda path: self.wanted.wants(path, nn.Module(), _OF_PARAMETERS)
-        )
+        self._put(named, root, nn.Module())
         self.passes.listen(tensors)
 
     def forget_tensors(self) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from kedge.hooks.placing.leaf_hooks import LeafHook
+from kedge.sites.language import Term
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
 from kedge.torch_internals.module_tables import parameters_in
@@ -35,6 +36,7 @@ class ParameterSites:
         task: The last backward pass outside of skipped steps that reached it.
         thread: The thread in which its gradient arrived then.
         times: How many gradients arrived while the hook was installed.
+        states: The parts of a selector that say what is measured of an optimizer's state of it.
     """
 
     id: int
@@ -51,6 +53,7 @@ class ParameterSites:
     task: int = -1
     thread: int = 0
     times: int = 0
+    states: tuple[Term, ...] = ()
 
     def param(self) -> Tensor | None:
         """Return the parameter; None if it stands nowhere any longer."""
@@ -58,6 +61,14 @@ class ParameterSites:
         if param is None and self.held is not None:
             return self.held()
         return param
+
+    def measures_state(self, name: str) -> bool:
+        """Whether the tensor of a name in an optimizer's state of it is measured."""
+        chosen = False
+        for term in self.states:
+            if term.leaf in (None, name):
+                chosen = not term.excluded
+        return chosen
 
     @property
     def is_hooked(self) -> bool:
@@ -104,6 +115,7 @@ class WatchedParameters:
         named: Iterable[tuple[str, nn.Parameter, TensorSlot]],
         root: RootModule,
         wanted: Callable[[str], bool],
+        states: Callable[[str], tuple[Term, ...]],
     ) -> None:
         """Add parameters of a root.
 
@@ -111,12 +123,19 @@ class WatchedParameters:
             named: The parameters with their names in the root, and where they stand.
             root: The root.
             wanted: Whether the parameter with a recorded path is measured.
+            states: Returns the parts of the selector for the optimizers' state of that parameter.
         """
         for name, param, slot in named:
             path = root.label(name)
             trainable = param.requires_grad and own_part(param) is param
             self._places[id(param)] = ParameterSites(
-                id(param), slot, Site(path, "param"), root, wanted(path), trainable
+                id(param),
+                slot,
+                Site(path, "param"),
+                root,
+                wanted(path),
+                trainable,
+                states=states(path),
             )
 
     def of(self, param: Tensor) -> ParameterSites | None:

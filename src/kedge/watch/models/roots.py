@@ -14,6 +14,7 @@ from torch import nn
 from kedge.hooks.roots import free_name
 from kedge.hooks.session import Session
 from kedge.sites.filters import nearest, widened
+from kedge.sites.language import Term
 from kedge.sites.select import Selector, runs
 from kedge.sites.spread import Spread
 from kedge.torch_internals.module_tables import modules_in, parameters_in
@@ -145,6 +146,19 @@ class WantedSites:
                 is_named = True
                 is_excluded |= term.excluded
         return is_named and not is_excluded
+
+    def states(self, path: str, module: nn.Module) -> tuple[Term, ...]:
+        """Return the parts of the selector that say what is measured of the optimizers' state of a parameter.
+
+        Only those with this kind do.
+        """
+        types = tuple(c.__name__ for c in type(module).__mro__)
+        found = []
+        for place, term in enumerate(self._terms):
+            if term.kind == "state" and term.matches(path, types):
+                self._idle.pop(place, None)
+                found.append(term)
+        return tuple(found)
 
     def check(self) -> None:
         """Report the parts of the selector that select nothing.

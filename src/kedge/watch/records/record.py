@@ -30,6 +30,7 @@ from kedge.watch.records.first_step import FirstStep
 from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.logged_numbers import LoggedNumbers
 from kedge.watch.records.losses import Losses
+from kedge.watch.records.optimizer_states import OptimizerStates
 from kedge.watch.records.optimizer_updates import Updates
 from kedge.watch.records.steps_again import StepsAgain
 from kedge.watch.records.updates_by_hand import UpdatesByHand
@@ -80,6 +81,7 @@ class TrainingRecord:
         self.curves = curves = Curves(finished.departures)
         self.logged = LoggedNumbers(finished.departures)
         self.updates = Updates(meter, curves, step, models.places.measured)
+        self.states = OptimizerStates(meter, step, models.places)
         self.by_hand = UpdatesByHand(self.updates, curves, optimizers, models.places, step)
         self.losses = Losses(meter, curves, GradientChecks(models.passes))
         self.writer = MeterSink(log, meter, curves, models.roots, optimizers, self._sources)
@@ -231,6 +233,7 @@ class TrainingRecord:
         """Measure the changes that an optimizer has made."""
         self.updates.after(optimizer)
         if self.measured:
+            self.states.after(optimizer)
             self.facts.gradients.stepped(optimizer)
 
     def forget(self, step: int) -> None:
@@ -301,6 +304,9 @@ class TrainingRecord:
             _AT_THE_END, self.facts.at_end, self.optimizers, models.roots, models.places
         )
         exam = shield.attempt(_AT_THE_END, self.exam.end, models.roots)
+        idle = shield.attempt(_AT_THE_END, self.states.idle)
+        if idle:
+            say(idle)
         hooks = [root.hooks for root in models.roots]
         silent = shield.attempt(_SILENT, silent_sites, hooks, models.session)
         self.writer.notes += [*(facts or ()), *(exam or ()), *shield.notes()]

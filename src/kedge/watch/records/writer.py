@@ -183,7 +183,7 @@ def _entry_of(
 
     around = (root for root in roots if _is_inside(path, root.prefix))
     root = max(around, key=lambda root: len(root.prefix))
-    of_param = kind.startswith("param") or kind == "update"
+    of_param = kind.startswith("param") or kind in ("update", "state")
     owner = path.rpartition(".")[0] if of_param else path
     inner = owner.removeprefix(root.prefix).lstrip(".")
     entry["type"] = root.types.get(inner, "")

@@ -14,6 +14,7 @@ const QUANTITIES = [
   { id: "ratio", label: "update ratio of parameters", kind: "update", series: "ratio", scale: "log" },
   { id: "rms.param", label: "rms of parameters", kind: "param", series: "rms", scale: "log" },
   { id: "rms.param.grad", label: "rms of parameter gradients", kind: "param.grad", series: "rms", scale: "log" },
+  { id: "rms.state", label: "rms of optimizer states", kind: "state", series: "rms", scale: "log" },
   { id: "time.forward", label: "forward time of modules, ms", kind: "time.forward", series: "milliseconds", scale: "log" },
   { id: "time.backward", label: "backward time of modules, ms", kind: "time.backward", series: "milliseconds", scale: "log" },
   { id: "nonfinite.out", label: "non-finite elements of outputs", kind: "out", series: "nonfinite", scale: "count" },
@@ -40,7 +41,7 @@ function isThere(recording, site, quantity) {
 export function telling(recording, known) {
   const site = recording.findings.map((finding) => recording.site(finding.site)).find(Boolean);
   const kind = site && baseKind(site);
-  const wanted = { "param.grad": "rms.grad", "out.grad": "rms.grad", "grad.norm": "rms.grad", update: "ratio", param: "rms.param" }[kind] || "rms.out";
+  const wanted = { "param.grad": "rms.grad", "out.grad": "rms.grad", "grad.norm": "rms.grad", update: "ratio", param: "rms.param", state: "rms.state" }[kind] || "rms.out";
   return known.find((quantity) => quantity.id === wanted) || known[0];
 }
 

@@ -152,7 +152,7 @@ watched:
 	@$(BIN)/kedge report $(RECORDING)
 
 # The hard case of each; benchmarks/RESULTS.md has what longer runs of the same programs gave.
-bench: setup  ## measure what Kedge costs, in some minutes; more, by hand: benchmarks/{rivals,calibrate,page}.py
+bench: setup  ## measure what Kedge costs, in some minutes; more, by hand: benchmarks/{rivals,calibrate,page,capabilities}.py
 	@echo "benchmarks: some minutes; use a machine that does nothing else"
 	@echo; echo "one step, one event, one short run (benchmarks/overhead.py)"
 	@$(BIN)/python benchmarks/overhead.py --rounds 15

@@ -11,7 +11,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PARTLY = (33, 34, 35, 43)
 NOT_OFFERED = (40,)
-SLOW = (27, 31, 32, 34, 43)
+SLOW = (27, 30, 31, 32, 34, 43)
 """Rows that run many programs, or the same ones as tests of their own."""
 
 pytestmark = pytest.mark.timing

@@ -68,6 +68,14 @@ OF_MODULES = f"kinds of modules: {', '.join(MODULE_KINDS)}"
         ),
         ("a:out]", 3, 'unknown kind "out]"', f'did you mean ":out"? {ALL}'),
         ("a]", 2, 'unexpected "]"', ""),
+        ("a:out[b][0]", 9, 'unexpected "["', 'dots lead into a structure: "a:out[b.0]"'),
+        (
+            "a:in[by].grad",
+            9,
+            'unexpected "."',
+            'a leaf stands after the whole kind: "a:in.grad[by]"',
+        ),
+        ("a:out[b].data", 9, 'unexpected "."', ""),
         (
             "!a, !b",
             1,

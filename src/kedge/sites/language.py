@@ -315,7 +315,7 @@ def parse(text: str) -> tuple[Term, ...]:
     while reader.accept(","):
         terms.append(reader.term())
     if reader.peek():
-        advice = ""
+        advice = _meant_leaf(reader.text[reader.at :], terms[-1])
         if reader.text[reader.at - 1].isspace():
             advice = 'a comma joins two selectors, and a colon stands before a kind: "a, b:in"'
         raise reader.error(f'unexpected "{reader.peek()}"', advice=advice)
@@ -326,6 +326,21 @@ def parse(text: str) -> tuple[Term, ...]:
             'first select sites: "**:out, !**{Dropout}"',
         )
     return tuple(terms)
+
+
+def _meant_leaf(rest: str, term: Term) -> str:
+    """Return the advice for what follows a leaf as in Python, ``out[a][0]`` or ``out[a].grad``."""
+    if term.leaf is None:
+        return ""
+    inner = re.match(r"\[([^\]]+)\]", rest)
+    if inner:
+        leaf = f"{term.leaf}.{inner[1].strip()}"
+        return f'dots lead into a structure: "{replace(term, leaf=leaf)}"'
+    ending = re.match(r"\.\w+", rest)
+    if ending and f"{term.kind}{ending[0]}" in ALL_KINDS:
+        kind = f"{term.kind}{ending[0]}"
+        return f'a leaf stands after the whole kind: "{replace(term, kind=kind)}"'
+    return ""
 
 
 def single(name: str) -> Term:

@@ -95,7 +95,11 @@ if "nnsight" in INSTALLED:
         wrapped = NNsight(model)
         with wrapped.trace(x), torch.no_grad():
             found = wrapped.parts.output.save()
-        check(torch.equal(found["rest"][0], plain), "the value is the later one, silently")
+        with wrapped.trace(x), torch.no_grad():
+            copied = wrapped.parts.output["rest"][0].clone().save()
+        same(copied, plain, "the copied tensor")
+        if not torch.equal(found["rest"][0], plain):
+            raise Partly("with `clone()`; without it the later value, silently")
 
     @beside("nnsight", 4)
     def nnsight_keyword() -> None:

@@ -258,7 +258,7 @@ def test_the_table_of_sites_shows_what_can_be_hooked() -> None:
     table = kedge.sites(Around(torch.jit.script(positive())))
     assert table["part"].type == "Part"
     assert table["part.fc"].kinds == ()
-    assert table["part.fc.weight"].kinds == ("param.grad", "param.acc")
+    assert table["part.fc.weight"].kinds == ("param.grad", "param.acc", "state")
     assert "none: TorchScript runs it" in str(table)
     assert kedge.sites(traced())[""].kinds == kedge.sites(Part())[""].kinds
 

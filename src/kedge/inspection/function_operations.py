@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from kedge import notebook
 from kedge.frames import SourceLine, is_between
-from kedge.hooks.operations.names import name_of
+from kedge.hooks.operations.names import WRITING, name_of, written_into
 from kedge.short_text import compact
 from kedge.sites import leaves
 from kedge.torch_internals import modes
@@ -223,7 +223,7 @@ class OutsideObserver(TorchFunctionMode):
         name = name_of(func)
         if not name:
             return
-        made = _made(name, args, result)
+        made = _made(func, name, args, kwargs or {}, result)
         if not made or in_backward():
             return
         frame = line_outside(sys._getframe(1))
@@ -297,9 +297,11 @@ class OutsideListing(OutsideObserver):
         return FunctionOperations(rows)
 
 
-def _made(name: str, args: Any, result: Any) -> list[Tensor]:
+def _made(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> list[Tensor]:
     """Return the tensors that an operation made or changed, as far as their numbers can be read."""
-    value = args[0] if name == "setitem" else result
+    value = result
+    if result is None and name in WRITING:
+        _, value = written_into(func, name, args, kwargs)
     return [tensor for _, tensor in leaves.find(value) if _is_plain(tensor)]
 
 

@@ -294,15 +294,27 @@ class OperationGate(Gate):
         changed = tuple(leaves.put(value, new, str(i)) for i, value in enumerate(args))
         return changed, {name: leaves.put(value, new, name) for name, value in kwargs.items()}
 
-    def after(self, entry: ForwardUnderWay, op: tuple[str, int], value: Any) -> Any:
+    def after(
+        self, entry: ForwardUnderWay, op: tuple[str, int], value: Any, *, final: bool = False
+    ) -> Any:
         """Pass an operation's result through the taps.
 
-        Returns the result for the program.
+        Args:
+            entry: The call of the module.
+            op: The operation.
+            value: The result.
+            final: Whether it was written into an argument, so that nothing can replace it.
+
+        Returns:
+            The result for the program.
+
+        Raises:
+            EditError: If an action replaces what is final.
         """
         __tracebackhide__ = True
         if is_watched():
             with OwnWork():
-                return self.after(entry, op, value)
+                return self.after(entry, op, value, final=final)
         self.called += 1
         if entry.recompute:
             self.seen.again += 1
@@ -312,7 +324,6 @@ class OperationGate(Gate):
         one = self._one(op)
         call = entry.call
         recompute = entry.recompute
-        final = op[0] == "setitem"
         if isinstance(value, Tensor) and not (self.backward or final):  # the common case
             return fire(
                 self.taps["out"], value, self.passes.event(one.site("out", ""), call, recompute)
@@ -323,10 +334,12 @@ class OperationGate(Gate):
             new = one.through("out", found, call, recompute)
             found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
         if new and final:
+            remedy = "edit what goes into it"
+            if op[0] == "setitem":
+                remedy = "edit the assigned value, at :in[2]"
             raise EditError(
                 f"an action returned a value at {one.site('out', '')}, but {op[0]} "
-                "returns nothing that it could replace; edit the assigned value, at "
-                ":in[2]"
+                f"returns nothing that it could replace; {remedy}"
             )
         if self.backward and not entry.function:
             self._listen(one, "out.grad", found, entry)

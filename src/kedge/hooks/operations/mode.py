@@ -60,7 +60,7 @@ from kedge.hooks.operations.gates import (
     PassedOver,
     refuse_inside,
 )
-from kedge.hooks.operations.names import name_of, overwrites
+from kedge.hooks.operations.names import WRITING, name_of, overwrites, written_into
 from kedge.hooks.operations.variables import assign
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.hooks.placing.forward_calls import AROUND
@@ -307,14 +307,16 @@ def operate(
             variables = [gate for gate in gates if gate.live and gate.variable]
             gates = [gate for gate in gates if not gate.variable]
         gates = [gate for gate in gates if gate.live and gate.pattern.means(op)]
-    if kwargs or name[-1] == "_" or name == "setitem":
-        args, kwargs = _overwriting(entry, op, gates, args, kwargs)
+    if kwargs or name[-1] == "_" or name in WRITING:
+        args, kwargs = _overwriting(entry, op, gates, func, args, kwargs)
     else:
         for gate in gates:
             if gate.early:
                 args, kwargs = gate.before(entry, op, args, kwargs)
     result = _run(mode, func, args, kwargs)
-    made = args[0] if name == "setitem" else result
+    made = result
+    if result is None and name in WRITING:
+        _, made = written_into(func, name, args, kwargs)
     if not (isinstance(made, Tensor) or leaves.find(made)):
         operations.made.setdefault(name, 0)
         return result
@@ -322,8 +324,8 @@ def operate(
     operations.made[name] = max(operations.made.get(name, 0), count)
     value = made
     for gate in gates:
-        value = gate.after(entry, op, value)
-    if variables and name != "setitem":
+        value = gate.after(entry, op, value, final=made is not result)
+    if variables and made is result:
         value = assign(entry, variables, value, _past_others(sys._getframe(2)))
     if value is not made:
         refuse_inside(entry, f"{operations.path}/{name}#{op[1]}:out")
@@ -333,7 +335,9 @@ def operate(
             "but this call works in place and the program ignores its result, so "
             "the edit would be lost; edit the operation that uses the tensor next"
         )
-    return result if name == "setitem" else value
+    if made is not result:
+        return result
+    return value
 
 
 def _run(mode: SeeingMode, func: Any, args: Any, kwargs: Any) -> Any:
@@ -352,6 +356,7 @@ def _overwriting(
     entry: ForwardUnderWay,
     op: tuple[str, int],
     gates: Sequence[OperationGate],
+    func: Any,
     args: Any,
     kwargs: Any,
 ) -> tuple[Any, Any]:
@@ -361,6 +366,9 @@ def _overwriting(
     """
     __tracebackhide__ = True
     fixed = overwrites(op[0], args, kwargs)
+    if op[0] in WRITING and not fixed:
+        argument, written = written_into(func, op[0], args, kwargs)
+        fixed = leaves.find(written, argument)
     for gate in gates:
         if gate.early:
             args, kwargs = gate.before(entry, op, args, kwargs, tuple(leaf for leaf, _ in fixed))

@@ -41,6 +41,28 @@ _WITHOUT_TENSOR = frozenset({
 """Functions whose result holds no new tensor, by the names that `clean` returns."""
 
 
+_DISTRIBUTED = "torch.distributed.distributed_c10d"
+_COLLECTIVES = {
+    "all_gather": (0, "tensor_list"),
+    "all_gather_into_tensor": (0, "output_tensor"),
+    "all_gather_single": (0, "output"),
+    "all_reduce": (0, "tensor"),
+    "all_to_all": (0, "output_tensor_list"),
+    "all_to_all_single": (0, "output"),
+    "broadcast": (0, "tensor"),
+    "gather": (1, "gather_list"),
+    "recv": (0, "tensor"),
+    "reduce": (0, "tensor"),
+    "reduce_scatter": (0, "output"),
+    "reduce_scatter_single": (0, "output"),
+    "reduce_scatter_tensor": (0, "output"),
+    "scatter": (0, "tensor"),
+}
+"""The argument that each collective of `torch.distributed` writes its result into."""
+WRITING = frozenset({"setitem", *_COLLECTIVES})
+"""The names of operations that may return nothing and write into an argument."""
+
+
 def name_of(func: Any) -> str:
     """Return the name of a function's operation; empty if it is not an operation.
 
@@ -66,6 +88,23 @@ def clean(name: str) -> str:
         name = _IN_PLACE.get(inner) or _REFLECTED.get(inner, inner)
     name = name.partition(".")[0]  # an overload of an operator: "relu.default"
     return "" if name in _WITHOUT_TENSOR else name
+
+
+def written_into(
+    func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[str, Any]:
+    """Return the argument that an operation which returns nothing writes into, by its name among the arguments.
+
+    ``x[i] = y`` writes into ``x``, a collective into its output. ``("", None)`` for any other.
+    """
+    if name == "setitem":
+        return "0", args[0]
+    if name not in _COLLECTIVES or getattr(func, "__module__", "") != _DISTRIBUTED:
+        return "", None
+    place, argument = _COLLECTIVES[name]
+    if len(args) > place:
+        return str(place), args[place]
+    return argument, kwargs.get(argument)
 
 
 def overwrites(

@@ -153,6 +153,12 @@ CORNERS = (
         "its graph.",
     ),
     Corner(
+        "tensor_subclasses",
+        (f"{_C}DisableTorchFunctionSubclass",),
+        "a class of tensors with __torch_function__ sees how kedge run looks at programs of "
+        "tensors.",
+    ),
+    Corner(
         "own_work",
         (
             f"{_C}_has_torch_function_unary",

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from kedge.inspection.owners import library_of, name_of, source_of
 from kedge.sites import leaves
 from kedge.store.events import HookFiring, TensorValue
+from kedge.torch_internals import modes
 from kedge.torch_internals.own_work import own_work
 from kedge.watch.alone.values import value_of
 
@@ -163,7 +164,7 @@ class SeenTable:
         table[handle.id] = _Between(self._seen, behind)
 
     def _seen(self, behind: int | None, value: Any) -> None:
-        with own_work():
+        with own_work(), modes.without_subclasses():
             self.attempt("the hooks of its tensors", self._look, behind, value)
 
     def _look(self, behind: int | None, value: Any) -> None:

@@ -17,8 +17,10 @@ looked at. If a trace, or the profiler, begins elsewhere, this ends with the fir
 
 # Note [Taking a mode off]
 PyTorch takes a mode off its stack while the mode passes an operation on, and puts it back after
-that. So the mode cannot end itself: Python is asked to call a function a moment later. Where that
-is not possible, the mode stays and passes everything on, until a module is called.
+that. So the mode cannot end itself: Python is asked to call a function a moment later. A mode also
+stays where a caller puts the dispatch keys back, see Note [Keys put back] in
+`kedge.torch_internals.modes`; it passes everything on, and each operation asks again. Where Python
+cannot be asked, that lasts until a module is called.
 """
 
 from __future__ import annotations
@@ -85,6 +87,9 @@ _LEFT_ALONE = ("swap_tensors", "swap_module_params", "profiler", "torch.jit", "i
 _BUILDING = (f"{TORCH}nn{os.sep}init.py", f"{TORCH}nn{os.sep}modules{os.sep}")
 """Where parameters of modules are made, before any module is called."""
 
+_called_by_python: list[Any] = []
+"""What Python was asked to call. It stays: to be called after it has gone would end the process."""
+
 Until = Literal["end", "module", "limit", "profiler"]
 
 
@@ -109,10 +114,12 @@ class TensorProgram:
         self.seconds = 0.0
         self._mode: Any = None
         self._is_on = False
+        self._has_ended = False
         self._thread = 0
         self._pid = 0
         self._has_begun = False
         self._pending: Any = None
+        self._is_asked = False
         self._operations = 0
         self._until: Until = "end"
         self._clock = PassClock()
@@ -155,15 +162,14 @@ class TensorProgram:
 
     def end(self, until: Until) -> list[RunEvent]:
         """Take the mode and all hooks off; returns the events of what was seen, the first time."""
-        if self._mode is None:
+        was_there = self._mode is not None
+        self._take_off()
+        if self._has_ended or not was_there:
             return []
+        self._has_ended = True
         if self._is_on:
             self._until = until
         self._is_on = False
-        if threading.get_ident() == self._thread:
-            modes.take_off_operations(self._mode)
-            leave_off(self._mode)
-        self._mode = None
         self._close_pass(failed=self._pass is not None)
         self._look_for_hooks()
         for table in self._tables.values():
@@ -188,19 +194,35 @@ class TensorProgram:
             table.take_out()
         self._take_off_soon()
 
+    def _take_off(self) -> None:
+        """Take the mode off if that is possible here; see Note [Taking a mode off]."""
+        is_here = threading.get_ident() == self._thread
+        if self._mode is None or not is_here or modes.keys_are_put_back():
+            return
+        modes.take_off_operations(self._mode)
+        leave_off(self._mode)
+        self._mode = None
+
     def _take_off_soon(self) -> None:
-        mode = self._mode
         add = getattr(ctypes.pythonapi, "Py_AddPendingCall", None)
-        if add is None:
+        if add is None or self._is_asked:
             return
 
         def take_off(_: Any) -> int:
-            is_here = threading.get_ident() == self._thread
-            if self._mode is mode and is_here and not modes.take_off_operations(mode):
-                add(self._pending, None)  # the operation has not ended yet
+            self._is_asked = False
+            if self._mode is None or threading.get_ident() != self._thread:
+                return 0
+            if modes.is_on_operations(self._mode):
+                self._take_off()
+            else:  # the operation has not ended yet
+                self._is_asked = True
+                add(self._pending, None)
             return 0
 
-        self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(take_off)
+        if self._pending is None:
+            self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(take_off)
+            _called_by_python.append(self._pending)
+        self._is_asked = True
         add(self._pending, None)
 
     def _release(self) -> None:
@@ -217,7 +239,10 @@ class TensorProgram:
 
     def _operation(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Called after each operation."""
-        if not self._is_on or torch.compiler.is_compiling():
+        if not self._is_on:
+            self._take_off_soon()
+            return
+        if torch.compiler.is_compiling():
             return
         if os.getpid() != self._pid:
             self._stop_in_child()
@@ -231,7 +256,7 @@ class TensorProgram:
         if modes.is_transforming() or modes.is_captured() or device_graphs.leaves_alone():
             return
         started = perf_counter()
-        with own_work():
+        with own_work(), modes.without_subclasses():
             if self.attempt("its tensors", self._look, name, args, kwargs, result) is None:
                 self._stop_soon("limit")
         self.seconds += perf_counter() - started
@@ -420,7 +445,7 @@ class TensorProgram:
             self.found(behind.leaves)
 
     def _pass_ended(self) -> None:
-        with own_work():
+        with own_work(), modes.without_subclasses():
             self.attempt("its backward pass", self._close_pass, failed=False)
 
     def _close_pass(self, *, failed: bool) -> None:

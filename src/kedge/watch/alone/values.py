@@ -20,7 +20,7 @@ def value_of(tensor: Tensor) -> TensorValue:
     """Return what a tensor is now.
 
     Numbers are not read where there are none, where reading would end the capture of a device's
-    graph, or where they are too many.
+    graph or run code of the tensor's class, or where they are too many.
     """
     shape = tuple(map(int, tensor.shape)) if not tensor.is_nested else ()
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -40,6 +40,8 @@ def value_of(tensor: Tensor) -> TensorValue:
 
 def _is_readable(tensor: Tensor) -> bool:
     if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized:
+        return False
+    if modes.is_dispatched(tensor):
         return False
     if modes.is_wrapped(tensor) or not modes.has_data(tensor) or tensor.numel() > _MOST:
         return False

@@ -326,6 +326,55 @@ bits(w.grad)
 """,
         {"w", "value"},
     ),
+    "a view of what changes afterwards": (
+        """
+x = torch.ones(3, requires_grad=True)
+base = x * 2
+view = base.view(3)
+base.mul_(2)
+view.sum().backward()
+bits(x.grad)
+""",
+        {"x", "base", "view"},
+    ),
+    "gradients that nobody else holds": (
+        """
+import weakref
+places = []
+x = torch.ones(3, requires_grad=True)
+x.register_hook(lambda g: places.append(g.data_ptr()))
+(x * torch.ones(3) * 2).sum().backward()
+print(places[0] == x.grad.data_ptr())
+gradients = []
+y = torch.ones(3, requires_grad=True)
+h = y * 2
+h.register_hook(lambda g: gradients.append(weakref.ref(g)))
+y.register_hook(lambda g: print(gradients[0]()))
+h.sum().backward()
+""",
+        {"x", "y", "h"},
+    ),
+    "types of few bits": (
+        """
+x = torch.linspace(-2, 2, 9, requires_grad=True)
+small = x.to(torch.float8_e4m3fn)
+other = x.detach().to(torch.float8_e5m2).to(torch.float32)
+(x * other).sum().backward()
+bits(x.grad)
+""",
+        {"x", "other"},
+    ),
+    "fake tensors among others": (
+        """
+from torch._subclasses.fake_tensor import FakeTensorMode
+x = torch.ones(2, requires_grad=True)
+with FakeTensorMode(allow_non_fake_inputs=True):
+    print(x * torch.ones(2))
+(x * 2).sum().backward()
+bits(x.grad)
+""",
+        {"x"},
+    ),
     "a class of tensors with operations of its own": (
         """
 class Wrapped(torch.Tensor):
@@ -651,6 +700,36 @@ product.register_hook(hook)
 product.sum().backward()
 """,
 }
+
+
+def test_a_graph_that_is_too_large_is_told(kedge, script):
+    """Nothing is said to be no operation, and the report has what was seen."""
+    name = script(
+        HEAD + "x = torch.ones(1, requires_grad=True)\n"
+        "y = x\n"
+        "for _ in range(400):\n"
+        "    y = y * 1.001\n"
+        "y.backward()\n"
+    )
+    done = kedge("run", "-o", "it.kedge", name)
+    report = kedge("report", "it.kedge")
+    told = "401 operations, 1 backward pass; 1 pass not recorded, as too large or too different"
+
+    assert told in done.stderr
+    assert told in " ".join(report.stdout.split())
+
+
+def test_operators_that_change_their_arguments_count_their_versions(kedge, script):
+    """A program that registers one is left alone."""
+    name = script(
+        HEAD + "@torch.library.custom_op('own::more', mutates_args={'x'})\n"
+        "def more(x: torch.Tensor) -> None:\n"
+        "    x.add_(1)\n"
+        "x = torch.ones(2)\n"
+        "more(x)\n"
+        "print(x._version)\n"
+    )
+    assert kedge("run", name).stdout == "2\n"
 
 
 @pytest.mark.parametrize("where", FIRST_CALLS)

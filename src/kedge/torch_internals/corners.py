@@ -143,6 +143,7 @@ CORNERS = (
             f"{_C}_len_torch_dispatch_stack",
             f"{_C}_get_dispatch_mode",
             f"{_C}_TorchDispatchModeKey.PROXY",
+            f"{_C}_TorchDispatchModeKey.FAKE",
             f"{_C}DisableTorchFunction",
             f"{_C}_is_tracing",
             "torch.utils._python_dispatch:_disable_current_modes",

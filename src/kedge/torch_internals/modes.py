@@ -264,6 +264,12 @@ def is_captured() -> bool:
     return key is not None and dispatch_modes() > 0 and _mode(key) is not None
 
 
+def is_faking() -> bool:
+    """Whether the operations of this thread make fake tensors."""
+    key = find("torch:_C._TorchDispatchModeKey.FAKE")
+    return key is not None and dispatch_modes() > 0 and _mode(key) is not None
+
+
 def is_fake(value: Any) -> bool:
     """Whether a tensor is fake: it has no data."""
     kind = find("torch._subclasses.fake_tensor:FakeTensor")

@@ -12,7 +12,8 @@ only while their pass runs.
 
 # Note [Programs left alone]
 PyTorch does not swap a tensor that is referred to weakly, its profiler records modes, and what
-`torch.jit` has traced cannot run under one. So programs whose own files have these words are not
+`torch.jit` has traced cannot run under one; an operator of `torch.library` that changes its
+arguments counts one version less of them. So programs whose own files have these words are not
 looked at. If a trace, or the profiler, begins elsewhere, this ends with the first operation there.
 
 # Note [Taking a mode off]
@@ -82,7 +83,14 @@ MOST_SECONDS = 1.0
 _MOST_GRAPHS = 16
 _MOST_FORWARD = 200
 """Most operations of the graph of a program without a backward pass."""
-_LEFT_ALONE = ("swap_tensors", "swap_module_params", "profiler", "torch.jit", "import jit")
+_LEFT_ALONE = (
+    "swap_tensors",
+    "swap_module_params",
+    "profiler",
+    "torch.jit",
+    "import jit",
+    "mutates_args",
+)
 """Programs with such a text are left alone, see Note [Programs left alone]."""
 _BUILDING = (f"{TORCH}nn{os.sep}init.py", f"{TORCH}nn{os.sep}modules{os.sep}")
 """Where parameters of modules are made, before any module is called."""
@@ -114,7 +122,7 @@ class TensorProgram:
         self.seconds = 0.0
         self._mode: Any = None
         self._is_on = False
-        self._has_ended = False
+        self._has_ended = True
         self._thread = 0
         self._pid = 0
         self._has_begun = False
@@ -130,6 +138,7 @@ class TensorProgram:
         self._graphs: dict[Hashable, TensorGraph] = {}
         self._not_recorded = 0
         self._pass: GradientPass | None = None
+        self._unrecorded: list[int] | None = None
         self._task = -1
         self._number = 0
         self._hooks = 0
@@ -154,6 +163,7 @@ class TensorProgram:
         self._hooks = next_hook()
         modes.put_on_operations(self._mode)
         self._is_on = True
+        self._has_ended = False
 
     @property
     def is_on(self) -> bool:
@@ -162,9 +172,8 @@ class TensorProgram:
 
     def end(self, until: Until) -> list[RunEvent]:
         """Take the mode and all hooks off; returns the events of what was seen, the first time."""
-        was_there = self._mode is not None
         self._take_off()
-        if self._has_ended or not was_there:
+        if self._has_ended:
             return []
         self._has_ended = True
         if self._is_on:
@@ -253,12 +262,14 @@ class TensorProgram:
         if modes.is_profiled() or modes.is_under_jit() or (is_first and _is_left_alone()):
             self._stop_soon("profiler")
             return
-        if modes.is_transforming() or modes.is_captured() or device_graphs.leaves_alone():
+        if modes.is_transforming() or modes.is_captured() or modes.is_faking():
+            return
+        if device_graphs.leaves_alone():
             return
         started = perf_counter()
         with own_work(), modes.without_subclasses():
             if self.attempt("its tensors", self._look, name, args, kwargs, result) is None:
-                self._stop_soon("limit")
+                self._stop_soon("end")  # it has failed, which is told
         self.seconds += perf_counter() - started
         is_over = self._operations >= MOST_OPERATIONS or self.seconds > MOST_SECONDS
         if self._is_on and is_over:
@@ -270,8 +281,9 @@ class TensorProgram:
             return True
         task = graph_task()
         if task != -1:
-            if self._pass is None and task != self._task:
+            if self._pass is None and task != self._task and self._unrecorded is None:
                 self._backward_began(began(), is_inside=True)
+            self._unrecorded = None
             self._task = task
             self._number = operation_number()
             return True
@@ -281,11 +293,14 @@ class TensorProgram:
             at = began()
             under_way = self._pass
             tensors = [id(tensor) for tensor in at.tensors]
+            if tensors == self._unrecorded:
+                return True
             if under_way is None or under_way.has_begun or under_way.tensors != tensors:
                 self._close_pass(failed=True)
                 self._backward_began(at, is_inside=False)
             return True
         self._close_pass(failed=True)  # one that has ended well is closed already
+        self._unrecorded = None
         if next_hook() != self._hooks:
             self._look_for_hooks()
         self._note(name, args, kwargs, result, frame)
@@ -397,8 +412,7 @@ class TensorProgram:
         self._forward = None
         behind = GraphBehind(at.tensors)
         if len(behind.nodes) > MOST_NODES:
-            self._not_recorded += 1
-            self._clock.passes += 1
+            self._leave_out(at, is_inside=is_inside)
             return
         asked = taken_for()
         names = list(tensors_in_frames())
@@ -412,8 +426,7 @@ class TensorProgram:
         again = graph is not None
         if graph is None:
             if len(self._graphs) >= _MOST_GRAPHS:
-                self._not_recorded += 1
-                self._clock.passes += 1
+                self._leave_out(at, is_inside=is_inside)
                 return
             graph = TensorGraph("grad" if asked else "backward", self._clock.passes)
             if at.frame is not None:
@@ -444,6 +457,13 @@ class TensorProgram:
         if graph.passes == 1 and not asked:
             self.found(behind.leaves)
 
+    def _leave_out(self, at: BackwardStart, *, is_inside: bool) -> None:
+        """Count a pass that is not recorded."""
+        self._not_recorded += 1
+        self._clock.passes += 1
+        if not is_inside:
+            self._unrecorded = [id(tensor) for tensor in at.tensors]
+
     def _pass_ended(self) -> None:
         with own_work(), modes.without_subclasses():
             self.attempt("its backward pass", self._close_pass, failed=False)
@@ -471,7 +491,7 @@ class TensorProgram:
             forward = self._forward_graph()
             if forward is not None:
                 graphs.append(forward.finished(()))
-        if not graphs:
+        if not graphs and (self._until == "module" or not self._operations):
             return []
         summary = TensorProgramEvent(
             operations=self._operations,

@@ -18,7 +18,7 @@ from kedge.flow import Act, Event
 from kedge.hooks.placing.module_calls import Span
 from kedge.hooks.session import Session
 from kedge.inspection.autograd_graph import CallFollower, GraphNode, following
-from kedge.inspection.function_operations import OutsideOperation, OutsideObserver
+from kedge.inspection.function_operations import OutsideObserver, OutsideOperation
 from kedge.sites import leaves
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo

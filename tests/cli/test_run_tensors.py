@@ -326,6 +326,85 @@ bits(w.grad)
 """,
         {"w", "value"},
     ),
+    "a view of what changes afterwards": (
+        """
+x = torch.ones(3, requires_grad=True)
+base = x * 2
+view = base.view(3)
+base.mul_(2)
+view.sum().backward()
+bits(x.grad)
+""",
+        {"x", "base", "view"},
+    ),
+    "gradients that nobody else holds": (
+        """
+import weakref
+places = []
+x = torch.ones(3, requires_grad=True)
+x.register_hook(lambda g: places.append(g.data_ptr()))
+(x * torch.ones(3) * 2).sum().backward()
+print(places[0] == x.grad.data_ptr())
+gradients = []
+y = torch.ones(3, requires_grad=True)
+h = y * 2
+h.register_hook(lambda g: gradients.append(weakref.ref(g)))
+y.register_hook(lambda g: print(gradients[0]()))
+h.sum().backward()
+""",
+        {"x", "y", "h"},
+    ),
+    "types of few bits": (
+        """
+x = torch.linspace(-2, 2, 9, requires_grad=True)
+small = x.to(torch.float8_e4m3fn)
+other = x.detach().to(torch.float8_e5m2).to(torch.float32)
+(x * other).sum().backward()
+bits(x.grad)
+""",
+        {"x", "other"},
+    ),
+    "fake tensors among others": (
+        """
+from torch._subclasses.fake_tensor import FakeTensorMode
+x = torch.ones(2, requires_grad=True)
+with FakeTensorMode(allow_non_fake_inputs=True):
+    print(x * torch.ones(2))
+(x * 2).sum().backward()
+bits(x.grad)
+""",
+        {"x"},
+    ),
+    "a class of tensors with operations of its own": (
+        """
+class Wrapped(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner):
+        new = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        new.inner = inner
+        return new
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        print(func)
+        args = [each.inner if isinstance(each, Wrapped) else each for each in args]
+        return Wrapped(func(*args, **(kwargs or {})))
+class Told(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        print(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+w = Wrapped(torch.ones(3)).requires_grad_()
+(w * 3).sum().backward()
+print(type(w.grad), w.grad.inner)
+told = torch.ones(3).as_subclass(Told).requires_grad_()
+doubled = told * 2
+doubled.register_hook(lambda g: print(type(g)))
+doubled.sum().backward()
+masked = torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False]))
+print(masked * 2)
+""",
+        {"w"},
+    ),
     "modes, traces and forks": (
         """
 import os
@@ -583,6 +662,91 @@ def test_a_module_ends_it_and_keeps_its_names(recorded):
 
     assert (program.until, program.passes) == ("module", 3)
     assert {":out", "weight:param.grad"} <= paths
+
+
+FIRST_CALLS = {
+    "a compiled function": """
+@torch.compile(backend=lambda graph, _: graph)
+def call(a):
+    return a.sin().sum()
+call(x)
+""",
+    "an operation of a class of tensors": """
+class Wrapped(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        layer(torch.ones(2))
+        return torch.ones(2)
+Wrapped(torch.ones(2)) * 2
+""",
+    "a mode": """
+from torch.utils._python_dispatch import TorchDispatchMode
+class Calls(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        layer(torch.ones(2))
+        return func(*args, **(kwargs or {}))
+with Calls():
+    torch.ones(2) * 2
+""",
+    "a hook in backward": """
+def hook(grad):
+    with torch.no_grad():
+        layer(grad)
+product = x * 2
+product.register_hook(hook)
+product.sum().backward()
+""",
+}
+
+
+def test_a_graph_that_is_too_large_is_told(kedge, script):
+    """Nothing is said to be no operation, and the report has what was seen."""
+    name = script(
+        HEAD + "x = torch.ones(1, requires_grad=True)\n"
+        "y = x\n"
+        "for _ in range(400):\n"
+        "    y = y * 1.001\n"
+        "y.backward()\n"
+    )
+    done = kedge("run", "-o", "it.kedge", name)
+    report = kedge("report", "it.kedge")
+    told = "401 operations, 1 backward pass; 1 pass not recorded, as too large or too different"
+
+    assert told in done.stderr
+    assert told in " ".join(report.stdout.split())
+
+
+def test_operators_that_change_their_arguments_count_their_versions(kedge, script):
+    """A program that registers one is left alone."""
+    name = script(
+        HEAD + "@torch.library.custom_op('own::more', mutates_args={'x'})\n"
+        "def more(x: torch.Tensor) -> None:\n"
+        "    x.add_(1)\n"
+        "x = torch.ones(2)\n"
+        "more(x)\n"
+        "print(x._version)\n"
+    )
+    assert kedge("run", name).stdout == "2\n"
+
+
+@pytest.mark.parametrize("where", FIRST_CALLS)
+def test_the_first_module_is_called_where_pytorch_puts_its_keys_back(recorded, where):
+    """No mode is missed by PyTorch afterwards, and none is left when a module is called by the program itself."""
+    recorded(
+        "x = torch.ones(2, requires_grad=True)\n"
+        "layer = torch.nn.Linear(2, 2)\n"
+        f"{FIRST_CALLS[where]}"
+        "x = x * 2\n"
+        "x.sum().backward()\n"
+        "layer(torch.ones(2)).sum().backward()\n"
+        "key = torch._C.DispatchKey.Python\n"
+        "print(torch._C._len_torch_dispatch_stack())\n"
+        "print(torch._C._dispatch_tls_is_dispatch_key_included(key))\n"
+        "bits(layer.weight.grad)\n"
+    )
 
 
 def test_the_report_lists_what_the_page_of_the_docs_shows(kedge, script):

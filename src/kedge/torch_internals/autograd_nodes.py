@@ -10,7 +10,7 @@ hook.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -116,13 +116,26 @@ def is_leaf(node: Any) -> bool:
 def in_order(nodes: Iterable[Node]) -> list[Node]:
     """Return nodes in the order of execution, leaves last.
 
-    Without numbers, each node stands behind those that it needs.
+    Each node stands behind those that it needs. Their numbers say so, except where the node of a
+    view was made anew, after an operation in place on what it is a view of.
     """
     found = list(nodes)
     if numbers_operations():
-        return sorted(found, key=sequence_number)
+        found.sort(key=sequence_number)
+        if not _needs_later(found):
+            return found
     wanted = set(found)
     return sorted((node for node in by_need(found) if node in wanted), key=is_leaf)
+
+
+def _needs_later(nodes: Sequence[Node]) -> bool:
+    """Whether one of some nodes needs one behind it that is no leaf."""
+    later = {node for node in nodes if not is_leaf(node)}
+    for node in nodes:
+        later.discard(node)
+        if any(before in later for before, _ in node.next_functions):
+            return True
+    return False
 
 
 def by_need(roots: Iterable[Node]) -> Iterator[Node]:

@@ -143,6 +143,7 @@ CORNERS = (
             f"{_C}_len_torch_dispatch_stack",
             f"{_C}_get_dispatch_mode",
             f"{_C}_TorchDispatchModeKey.PROXY",
+            f"{_C}_TorchDispatchModeKey.FAKE",
             f"{_C}DisableTorchFunction",
             f"{_C}_is_tracing",
             "torch.utils._python_dispatch:_disable_current_modes",
@@ -151,6 +152,12 @@ CORNERS = (
         ),
         "a model that is traced or exported while it is watched holds what was measured in "
         "its graph.",
+    ),
+    Corner(
+        "tensor_subclasses",
+        (f"{_C}DisableTorchFunctionSubclass",),
+        "a class of tensors with __torch_function__ sees how kedge run looks at programs of "
+        "tensors.",
     ),
     Corner(
         "own_work",

@@ -1,7 +1,15 @@
-"""Modes that see what a thread calls, and the transforms and traces that it may be in."""
+"""Modes that see what a thread calls, and the transforms and traces that it may be in.
+
+# Note [Keys put back]
+PyTorch calls its modes where a thread's dispatch keys say that there are some. Some callers put the
+keys back as they were before: a backward pass, whatever calls ``__torch_dispatch__``, and a function
+that Dynamo compiles. Where the last mode is taken off inside of one, the keys say afterwards that
+there is one, and the next operation fails.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,7 +18,9 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler
 
+from kedge.frames import frames_around
 from kedge.torch_internals.corners import at_once, find, late
+from kedge.torch_internals.graph_task import in_backward
 
 push_function_mode: Callable[[Any], None] = late(
     "torch:_C._push_on_torch_function_stack", lambda _: None
@@ -33,6 +43,14 @@ without_modes: Callable[[], AbstractContextManager[Any]] = late(
 without_function_modes: Callable[[], AbstractContextManager[Any]] = late(
     "torch:_C.DisableTorchFunction", nullcontext
 )
+
+without_subclasses: Callable[[], AbstractContextManager[Any]] = late(
+    "torch:_C.DisableTorchFunctionSubclass", nullcontext
+)
+"""A block in which tensors of a class with ``__torch_function__`` are plain ones."""
+
+_KEYS_GUARDS = frozenset({"_ForceDispatchKeyGuard", "_PreserveDispatchKeyGuard"})
+"""Blocks of PyTorch's after which a thread's dispatch keys are as before."""
 
 _record: Callable[[bool], None] = late("torch:_C._autograd._enable_record_function", lambda _: None)
 _dispatch_mode_at: Callable[[int], Any] = late("torch:_C._get_dispatch_stack_at", lambda _: None)
@@ -136,6 +154,22 @@ def put_on_operations(mode: Any) -> None:
     _push_dispatch_mode(mode)
 
 
+def is_on_operations(mode: Any) -> bool:
+    """Whether a dispatch mode is on this thread's stack; it is not while it passes an operation on."""
+    return any(_dispatch_mode_at(place) is mode for place in range(dispatch_modes()))
+
+
+def keys_are_put_back() -> bool:
+    """Whether a caller will put this thread's dispatch keys back, so that no mode may go; see Note [Keys put back]."""
+    if in_backward():
+        return True
+    for frame in frames_around(sys._getframe(1)):
+        code = frame.f_code
+        if code.co_name == "__torch_dispatch__" or not _KEYS_GUARDS.isdisjoint(code.co_names):
+            return True
+    return False
+
+
 def take_off_operations(mode: Any) -> bool:
     """Remove a dispatch mode from this thread's stack, and keep those above it.
 
@@ -230,6 +264,12 @@ def is_captured() -> bool:
     return key is not None and dispatch_modes() > 0 and _mode(key) is not None
 
 
+def is_faking() -> bool:
+    """Whether the operations of this thread make fake tensors."""
+    key = find("torch:_C._TorchDispatchModeKey.FAKE")
+    return key is not None and dispatch_modes() > 0 and _mode(key) is not None
+
+
 def is_fake(value: Any) -> bool:
     """Whether a tensor is fake: it has no data."""
     kind = find("torch._subclasses.fake_tensor:FakeTensor")
@@ -242,6 +282,11 @@ def has_data(value: Tensor) -> bool:
     One on the device ``meta``, or a fake one, has only a shape.
     """
     return not (value.is_meta or is_fake(value))
+
+
+def is_dispatched(value: Tensor) -> bool:
+    """Whether operations on a tensor run code of its class, as those on a DTensor do."""
+    return type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
 def plainly() -> AbstractContextManager[Any]:

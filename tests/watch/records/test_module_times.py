@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import kedge
+from kedge.hooks.placing.call_brackets import BracketBegins
 from kedge.offload.plan import timing
 from kedge.report.page.document import condense
 from kedge.report.shown_run import ShownRun
+from kedge.store.events import ModuleTimesEvent
 from kedge.store.timed_modules import TimedModules
 
 
@@ -205,6 +208,57 @@ def test_no_bit_changes(tmp_path: Path) -> None:
         return [*(p.detach().clone() for p in model.parameters()), *model.buffers()]
 
     assert all(map(torch.equal, run(watched=True), run(watched=False)))
+
+
+def test_another_thread_calls_a_module_across_the_end_of_a_step(tmp_path: Path) -> None:
+    """A call that began in a step and ends behind it raises nothing and is of no step."""
+    inside = threading.Event()
+    go_on = threading.Event()
+    raised: list[BaseException] = []
+
+    class Waiting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if threading.current_thread() is not threading.main_thread():
+                inside.set()
+                go_on.wait(60)
+            return super().forward(x)
+
+    model = nn.Sequential(Waiting(2, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+
+    def call() -> None:
+        try:
+            model(torch.ones(3, 2))
+        except BaseException as error:  # noqa: BLE001 - of whatever kind
+            raised.append(error)
+
+    with kedge.watch(tmp_path / "run.kedge", time=True, every=1, budget=None):
+        step()
+        step()
+        thread = threading.Thread(target=call)
+        thread.start()
+        assert inside.wait(60)
+        step()
+        go_on.set()
+        thread.join()
+        step()
+    times = kedge.Recording.open(tmp_path / "run.kedge").of(ModuleTimesEvent)
+
+    assert not raised
+    assert [event.step for event in times] == [1, 2, 3]
+
+
+def test_a_hook_that_goes_while_another_thread_calls_has_no_arguments_by_name() -> None:
+    """PyTorch has noted elsewhere that a hook wants them, and forgets it before the call is over."""
+    begun: list[Any] = []
+    BracketBegins(lambda *given: begun.append(given))(nn.ReLU(), (1,))
+
+    assert [given[1:] for given in begun] == [((1,), {})]
 
 
 def test_a_run_without_a_timed_step_says_so(

@@ -59,10 +59,16 @@ class BracketBegins(KedgeHook):
     def __init__(self, begin: Begin) -> None:
         self.begin = begin
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin a call, unless a compiler captures it."""
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Begin a call, unless a compiler captures it.
+
+        PyTorch leaves out the arguments by name in a call of another thread that runs while the
+        hook is put in or taken out.
+        """
         if not is_compiling():
-            self.begin(module, args, kwargs)
+            self.begin(module, args, kwargs or {})
 
 
 class BracketEnds(KedgeHook):

@@ -39,6 +39,7 @@ class _OwnWork:
     """Matches what is issued while a watch works inside the program, rather than the program or its own use of Kedge."""
 
     _WATCH = tuple(f"{OWN}{folder}/" for folder in ("watch", "repro", "verify", "running"))
+    _PASSING = ("__torch_dispatch__", "__torch_function__")
     _RUNNERS = tuple(f"{OWN}{folder}/" for folder in ("program", "cli"))
 
     def match(self, text: str) -> bool:
@@ -49,6 +50,9 @@ class _OwnWork:
         is_own = False
         while frame is not None:
             file = frame.f_code.co_filename
+            if frame.f_code.co_name in self._PASSING and file.startswith(OWN):
+                frame = frame.f_back  # a mode, which passes an operation of the program's on
+                continue
             if file.startswith(self._WATCH):
                 return True
             if frame.f_code is warn.__code__ or file.startswith(self._RUNNERS):

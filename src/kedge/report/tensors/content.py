@@ -26,8 +26,8 @@ _UNTIL = {
 
 def is_of_tensors(recording: Recording) -> bool:
     """Whether a recording is that of a program of tensors alone."""
-    has_graph = any(recording.of(TensorGraphEvent))
-    return has_graph and not any(root.modules for root in recording.roots)
+    has_begun = any(recording.of(TensorProgramEvent))
+    return has_begun and not any(root.modules for root in recording.roots)
 
 
 def graphs_of(recording: Recording) -> tuple[TensorGraphEvent, ...]:
@@ -75,7 +75,7 @@ def _at(node: TensorNode) -> str:
 def title_of(graph: TensorGraphEvent) -> str:
     """Return the heading of a graph: the call that began it, and how often."""
     if graph.began == "forward":
-        return "Operations, without a backward pass"
+        return "Operations, before any backward pass"
     title = "backward()" if graph.began == "backward" else "torch.autograd.grad()"
     if graph.source is not None:
         title = graph.source.text or title

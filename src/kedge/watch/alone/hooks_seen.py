@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from kedge.inspection.owners import library_of, name_of, source_of
 from kedge.sites import leaves
 from kedge.store.events import HookFiring, TensorValue
+from kedge.torch_internals import modes
 from kedge.torch_internals.own_work import own_work
 from kedge.watch.alone.values import value_of
 
@@ -129,7 +130,10 @@ class SeenTable:
         self.attempt = attempt
         self.hooks: dict[int, SeenHook] = {}
         self._there: set[int] = set()
-        self._now: tuple[Any, TensorValue | None] | None = None
+        self._now: TensorValue | None = None
+        self._is_under_way = False
+        # Autograd keeps a gradient as it is only where nobody else holds it.
+        self._before: weakref.ref[Tensor] | None = None
         self._waiting: list[int] = []
 
     @property
@@ -163,7 +167,7 @@ class SeenTable:
         table[handle.id] = _Between(self._seen, behind)
 
     def _seen(self, behind: int | None, value: Any) -> None:
-        with own_work():
+        with own_work(), modes.without_subclasses():
             self.attempt("the hooks of its tensors", self._look, behind, value)
 
     def _look(self, behind: int | None, value: Any) -> None:
@@ -174,12 +178,16 @@ class SeenTable:
         if behind is None:
             self._there = set(self.table)
             self._waiting = [key for key in self.hooks if key in self._there]
-            self._now = now, known
+            self._remember(now, known)
+            self._is_under_way = True
             return
-        if behind not in self._there or self._now is None:
+        if behind not in self._there or not self._is_under_way:
             return
-        before, given = self._now
-        self._now = now, known
+        given = self._now
+        before = None
+        if self._before is not None:
+            before = self._before()
+        self._remember(now, known)
         if behind in self._waiting:
             self._waiting.remove(behind)
         did = "nothing"
@@ -192,6 +200,12 @@ class SeenTable:
             result = known
         self._add(behind, given, did, result)
 
+    def _remember(self, value: Tensor | None, known: TensorValue | None) -> None:
+        self._now = known
+        self._before = None
+        if value is not None:
+            self._before = weakref.ref(value)
+
     def _add(
         self, key: int, given: TensorValue | None, did: Any, result: TensorValue | None
     ) -> None:
@@ -203,10 +217,11 @@ class SeenTable:
 
     def pass_ended(self, *, failed: bool) -> None:
         """Note that a pass has ended; one that fails may have ended in the first hook not called."""
-        if failed and self._waiting and self._now is not None:
-            self._add(self._waiting[0], self._now[1], "raised", None)
+        if failed and self._waiting and self._is_under_way:
+            self._add(self._waiting[0], self._now, "raised", None)
         self._waiting = []
-        self._now = None
+        self._is_under_way = False
+        self._remember(None, None)
 
     def take_out(self) -> None:
         """Take Kedge's hooks out."""

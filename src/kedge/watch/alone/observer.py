@@ -12,13 +12,16 @@ only while their pass runs.
 
 # Note [Programs left alone]
 PyTorch does not swap a tensor that is referred to weakly, its profiler records modes, and what
-`torch.jit` has traced cannot run under one. So programs whose own files have these words are not
+`torch.jit` has traced cannot run under one; an operator of `torch.library` that changes its
+arguments counts one version less of them. So programs whose own files have these words are not
 looked at. If a trace, or the profiler, begins elsewhere, this ends with the first operation there.
 
 # Note [Taking a mode off]
 PyTorch takes a mode off its stack while the mode passes an operation on, and puts it back after
-that. So the mode cannot end itself: Python is asked to call a function a moment later. Where that
-is not possible, the mode stays and passes everything on, until a module is called.
+that. So the mode cannot end itself: Python is asked to call a function a moment later. A mode also
+stays where a caller puts the dispatch keys back, see Note [Keys put back] in
+`kedge.torch_internals.modes`; it passes everything on, and each operation asks again. Where Python
+cannot be asked, that lasts until a module is called.
 """
 
 from __future__ import annotations
@@ -80,10 +83,20 @@ MOST_SECONDS = 1.0
 _MOST_GRAPHS = 16
 _MOST_FORWARD = 200
 """Most operations of the graph of a program without a backward pass."""
-_LEFT_ALONE = ("swap_tensors", "swap_module_params", "profiler", "torch.jit", "import jit")
+_LEFT_ALONE = (
+    "swap_tensors",
+    "swap_module_params",
+    "profiler",
+    "torch.jit",
+    "import jit",
+    "mutates_args",
+)
 """Programs with such a text are left alone, see Note [Programs left alone]."""
 _BUILDING = (f"{TORCH}nn{os.sep}init.py", f"{TORCH}nn{os.sep}modules{os.sep}")
 """Where parameters of modules are made, before any module is called."""
+
+_called_by_python: list[Any] = []
+"""What Python was asked to call. It stays: to be called after it has gone would end the process."""
 
 Until = Literal["end", "module", "limit", "profiler"]
 
@@ -109,10 +122,12 @@ class TensorProgram:
         self.seconds = 0.0
         self._mode: Any = None
         self._is_on = False
+        self._has_ended = True
         self._thread = 0
         self._pid = 0
         self._has_begun = False
         self._pending: Any = None
+        self._is_asked = False
         self._operations = 0
         self._until: Until = "end"
         self._clock = PassClock()
@@ -123,6 +138,7 @@ class TensorProgram:
         self._graphs: dict[Hashable, TensorGraph] = {}
         self._not_recorded = 0
         self._pass: GradientPass | None = None
+        self._unrecorded: list[int] | None = None
         self._task = -1
         self._number = 0
         self._hooks = 0
@@ -147,6 +163,7 @@ class TensorProgram:
         self._hooks = next_hook()
         modes.put_on_operations(self._mode)
         self._is_on = True
+        self._has_ended = False
 
     @property
     def is_on(self) -> bool:
@@ -155,15 +172,13 @@ class TensorProgram:
 
     def end(self, until: Until) -> list[RunEvent]:
         """Take the mode and all hooks off; returns the events of what was seen, the first time."""
-        if self._mode is None:
+        self._take_off()
+        if self._has_ended:
             return []
+        self._has_ended = True
         if self._is_on:
             self._until = until
         self._is_on = False
-        if threading.get_ident() == self._thread:
-            modes.take_off_operations(self._mode)
-            leave_off(self._mode)
-        self._mode = None
         self._close_pass(failed=self._pass is not None)
         self._look_for_hooks()
         for table in self._tables.values():
@@ -188,19 +203,35 @@ class TensorProgram:
             table.take_out()
         self._take_off_soon()
 
+    def _take_off(self) -> None:
+        """Take the mode off if that is possible here; see Note [Taking a mode off]."""
+        is_here = threading.get_ident() == self._thread
+        if self._mode is None or not is_here or modes.keys_are_put_back():
+            return
+        modes.take_off_operations(self._mode)
+        leave_off(self._mode)
+        self._mode = None
+
     def _take_off_soon(self) -> None:
-        mode = self._mode
         add = getattr(ctypes.pythonapi, "Py_AddPendingCall", None)
-        if add is None:
+        if add is None or self._is_asked:
             return
 
         def take_off(_: Any) -> int:
-            is_here = threading.get_ident() == self._thread
-            if self._mode is mode and is_here and not modes.take_off_operations(mode):
-                add(self._pending, None)  # the operation has not ended yet
+            self._is_asked = False
+            if self._mode is None or threading.get_ident() != self._thread:
+                return 0
+            if modes.is_on_operations(self._mode):
+                self._take_off()
+            else:  # the operation has not ended yet
+                self._is_asked = True
+                add(self._pending, None)
             return 0
 
-        self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(take_off)
+        if self._pending is None:
+            self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(take_off)
+            _called_by_python.append(self._pending)
+        self._is_asked = True
         add(self._pending, None)
 
     def _release(self) -> None:
@@ -217,7 +248,10 @@ class TensorProgram:
 
     def _operation(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Called after each operation."""
-        if not self._is_on or torch.compiler.is_compiling():
+        if not self._is_on:
+            self._take_off_soon()
+            return
+        if torch.compiler.is_compiling():
             return
         if os.getpid() != self._pid:
             self._stop_in_child()
@@ -228,12 +262,14 @@ class TensorProgram:
         if modes.is_profiled() or modes.is_under_jit() or (is_first and _is_left_alone()):
             self._stop_soon("profiler")
             return
-        if modes.is_transforming() or modes.is_captured() or device_graphs.leaves_alone():
+        if modes.is_transforming() or modes.is_captured() or modes.is_faking():
+            return
+        if device_graphs.leaves_alone():
             return
         started = perf_counter()
-        with own_work():
+        with own_work(), modes.without_subclasses():
             if self.attempt("its tensors", self._look, name, args, kwargs, result) is None:
-                self._stop_soon("limit")
+                self._stop_soon("end")  # it has failed, which is told
         self.seconds += perf_counter() - started
         is_over = self._operations >= MOST_OPERATIONS or self.seconds > MOST_SECONDS
         if self._is_on and is_over:
@@ -245,8 +281,9 @@ class TensorProgram:
             return True
         task = graph_task()
         if task != -1:
-            if self._pass is None and task != self._task:
+            if self._pass is None and task != self._task and self._unrecorded is None:
                 self._backward_began(began(), is_inside=True)
+            self._unrecorded = None
             self._task = task
             self._number = operation_number()
             return True
@@ -256,11 +293,14 @@ class TensorProgram:
             at = began()
             under_way = self._pass
             tensors = [id(tensor) for tensor in at.tensors]
+            if tensors == self._unrecorded:
+                return True
             if under_way is None or under_way.has_begun or under_way.tensors != tensors:
                 self._close_pass(failed=True)
                 self._backward_began(at, is_inside=False)
             return True
         self._close_pass(failed=True)  # one that has ended well is closed already
+        self._unrecorded = None
         if next_hook() != self._hooks:
             self._look_for_hooks()
         self._note(name, args, kwargs, result, frame)
@@ -372,8 +412,7 @@ class TensorProgram:
         self._forward = None
         behind = GraphBehind(at.tensors)
         if len(behind.nodes) > MOST_NODES:
-            self._not_recorded += 1
-            self._clock.passes += 1
+            self._leave_out(at, is_inside=is_inside)
             return
         asked = taken_for()
         names = list(tensors_in_frames())
@@ -387,8 +426,7 @@ class TensorProgram:
         again = graph is not None
         if graph is None:
             if len(self._graphs) >= _MOST_GRAPHS:
-                self._not_recorded += 1
-                self._clock.passes += 1
+                self._leave_out(at, is_inside=is_inside)
                 return
             graph = TensorGraph("grad" if asked else "backward", self._clock.passes)
             if at.frame is not None:
@@ -419,8 +457,15 @@ class TensorProgram:
         if graph.passes == 1 and not asked:
             self.found(behind.leaves)
 
+    def _leave_out(self, at: BackwardStart, *, is_inside: bool) -> None:
+        """Count a pass that is not recorded."""
+        self._not_recorded += 1
+        self._clock.passes += 1
+        if not is_inside:
+            self._unrecorded = [id(tensor) for tensor in at.tensors]
+
     def _pass_ended(self) -> None:
-        with own_work():
+        with own_work(), modes.without_subclasses():
             self.attempt("its backward pass", self._close_pass, failed=False)
 
     def _close_pass(self, *, failed: bool) -> None:
@@ -446,7 +491,7 @@ class TensorProgram:
             forward = self._forward_graph()
             if forward is not None:
                 graphs.append(forward.finished(()))
-        if not graphs:
+        if not graphs and (self._until == "module" or not self._operations):
             return []
         summary = TensorProgramEvent(
             operations=self._operations,

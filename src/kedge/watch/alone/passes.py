@@ -26,6 +26,7 @@ from kedge.store.events import (
     TensorNode,
     TensorValue,
 )
+from kedge.torch_internals import modes
 from kedge.torch_internals.autograd_nodes import is_leaf, operation_of, sequence_number
 from kedge.torch_internals.graph_task import at_end_of_backward
 from kedge.torch_internals.own_work import own_work
@@ -356,7 +357,7 @@ class GradientPass:
 
     def _watching(self, draft: DraftNode) -> Callable[[Any], None]:
         def arrived(gradients: Any) -> None:
-            with own_work():
+            with own_work(), modes.without_subclasses():
                 self.attempt("the gradients of its tensors", self._arrived, draft, gradients)
 
         return arrived

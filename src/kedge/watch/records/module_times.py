@@ -12,7 +12,11 @@ The numbers of the graph's nodes show which of them a call made, see Note [Whose
 `kedge.watch.records.saved_by_module`. When the outermost call has ended, each node behind its output
 gets two hooks that mark when it runs; those on its gradients run before the first mark. The time of
 a module is that of its nodes, whatever runs between them. The second run of a checkpoint is a part
-of the node that asks for it.
+of the node that asks for it. Each thread numbers its nodes itself.
+
+# Note [Calls on other threads]
+Another thread may call a module while this one ends the step. So each open call is held by the
+thread that makes it, and what it marks after the end of its step is dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate
@@ -42,6 +46,9 @@ from kedge.torch_internals.torchscript import takes_hooks
 from kedge.watch.models.roots import RootModule
 from kedge.watch.step import Step
 
+NodeNumber = tuple[int, int]
+RunOfNode = tuple[NodeNumber, Any, Any]
+
 _ALL = 64
 """The measured steps of which each is timed; then one in 2, 3 and so on, so that a recording stays small."""
 
@@ -51,18 +58,20 @@ class TimedCall:
 
     Attributes:
         path: The module's recorded path.
-        around: The place of the call around it among all of the step; None for an outermost one.
+        around: The call around it; None for an outermost one.
+        thread: The thread that makes it.
         marks: When its pre-hooks began and ended, and when its forward hooks did; fewer if it
             raised.
         first: The number of the first operation that it may have added to the graph.
         last: The number behind that of the last one.
     """
 
-    __slots__ = ("around", "first", "last", "marks", "path")
+    __slots__ = ("around", "first", "last", "marks", "path", "thread")
 
-    def __init__(self, path: str, around: int | None, mark: Any) -> None:
+    def __init__(self, path: str, around: TimedCall | None, mark: Any) -> None:
         self.path = path
         self.around = around
+        self.thread = threading.get_ident()
         self.marks = [mark]
         self.first = operation_number()
         self.last = self.first
@@ -72,14 +81,14 @@ class NodeRun:
     """The hooks of one node, which note each time that it runs.
 
     Args:
-        number: The node's number.
+        number: The thread that made the node, and its number there.
         clock: Marks moments.
         runs: Receives the number, and when the node began and ended.
     """
 
     __slots__ = ("_begun", "_clock", "_number", "_runs")
 
-    def __init__(self, number: int, clock: TimingClock, runs: list[tuple[int, Any, Any]]) -> None:
+    def __init__(self, number: NodeNumber, clock: TimingClock, runs: list[RunOfNode]) -> None:
         self._number = number
         self._clock = clock
         self._runs = runs
@@ -97,10 +106,10 @@ class NodeRun:
 
 
 class _Thread(threading.local):
-    """The calls under way on each thread, each with its place among those of the step."""
+    """The calls under way on each thread; see Note [Calls on other threads]."""
 
     def __init__(self) -> None:
-        self.open: OpenCalls[int] = OpenCalls()
+        self.open: OpenCalls[TimedCall] = OpenCalls()
 
 
 class ModuleTimes:
@@ -126,7 +135,7 @@ class ModuleTimes:
         self._clock: TimingClock = HostClock()
         self._thread = _Thread()
         self._calls: list[TimedCall] = []
-        self._runs: list[tuple[int, Any, Any]] = []
+        self._runs: list[RunOfNode] = []
 
     def begin_step(self, step: Step) -> None:
         """Place the hooks if the step is one to be timed; remove those of the step before."""
@@ -143,9 +152,12 @@ class ModuleTimes:
         """Yield the event with the times of a step that ends; on a device this waits for its work."""
         begun = perf_counter()
         calls = [call for call in self._calls if len(call.marks) == 4]
+        runs = self._runs
+        self._calls = []
+        self._runs = []
         if calls:
-            forward = self._forward()
-            backward = self._backward(calls)
+            forward = self._forward(calls)
+            backward = self._backward(calls, runs)
             paths = tuple(forward)
             self.timed += 1
             yield ModuleTimesEvent(
@@ -154,8 +166,6 @@ class ModuleTimes:
                 forward=tuple(_rounded(forward[path]) for path in paths),
                 backward=tuple(_rounded(backward.get(path)) for path in paths),
             )
-        self._calls = []
-        self._runs = []
         self.seconds += perf_counter() - begun
 
     def why_none(self) -> str:
@@ -195,17 +205,18 @@ class ModuleTimes:
         around = None
         if calls.notes:
             around = calls.notes[-1]
-        calls.begin(module, len(self._calls))
-        self._calls.append(TimedCall(path, around, self._clock.mark()))
+        call = TimedCall(path, around, self._clock.mark())
+        calls.begin(module, call)
+        self._calls.append(call)
         self.seconds += perf_counter() - begun
 
     def _begun(self, module: nn.Module, _args: Any, _kwargs: Any) -> None:
-        call = self._running(module)
+        call = _running(self._thread.open, module)
         if call is not None:
             call.marks.append(self._clock.mark())
 
     def _ends(self, module: nn.Module, output: Any) -> None:
-        call = self._running(module)
+        call = _running(self._thread.open, module)
         if call is None:
             return
         call.marks.append(self._clock.mark())
@@ -216,22 +227,11 @@ class ModuleTimes:
             self.seconds += perf_counter() - begun
 
     def _ended(self, module: nn.Module, _output: Any) -> None:
-        call = self._running(module)
-        if call is not None:
-            self._thread.open.end(module)
-            call.marks.append(self._clock.mark())
-
-    def _running(self, module: nn.Module) -> TimedCall | None:
-        """Return the innermost call of this thread, if it is of this module.
-
-        Calls inside it that an error has ended are forgotten.
-        """
         calls = self._thread.open
-        if not any(one is module for one in calls.called) or is_repeated(module):
-            return None
-        while calls.called[-1] is not module:
-            calls.cut(len(calls.called) - 1)
-        return self._calls[calls.notes[-1]]
+        call = _running(calls, module)
+        if call is not None:
+            calls.end(module)
+            call.marks.append(self._clock.mark())
 
     def _time_nodes(self, call: TimedCall, output: Any) -> None:
         """Have the nodes behind the output of an outermost call timed."""
@@ -239,42 +239,53 @@ class ModuleTimes:
         for node in behind(made_by, call.first):
             number = sequence_number(node)
             if call.first <= number < call.last:
-                run = NodeRun(number, self._clock, self._runs)
+                run = NodeRun((call.thread, number), self._clock, self._runs)
                 node.register_prehook(run.begins)
                 node.register_hook(run.ends)
 
     # -- sums -------------------------------------------------------------------------
 
-    def _forward(self) -> dict[str, float]:
+    def _forward(self, calls: Sequence[TimedCall]) -> dict[str, float]:
         """Return the seconds of each module's calls, without hooks; see Note [Time without hooks]."""
         between = self._clock.between
-        taken_off = [0.0] * len(self._calls)
+        taken_off: dict[TimedCall, float] = defaultdict(float)
         sums: dict[str, float] = defaultdict(float)
-        for place in reversed(range(len(self._calls))):  # a call comes behind the one around it
-            call = self._calls[place]
-            if len(call.marks) < 4:
-                continue
+        for call in reversed(calls):  # one comes behind the one around it
             before, begun, ended, after = call.marks
-            sums[call.path] += between(begun, ended) - taken_off[place]
+            sums[call.path] += between(begun, ended) - taken_off[call]
             if call.around is not None:
                 hooks = between(before, begun) + between(ended, after)
-                taken_off[call.around] += hooks + taken_off[place]
+                taken_off[call.around] += hooks + taken_off[call]
         return dict(reversed(sums.items()))
 
-    def _backward(self, calls: Iterable[TimedCall]) -> dict[str, float]:
+    def _backward(
+        self, calls: Iterable[TimedCall], of_nodes: Iterable[RunOfNode]
+    ) -> dict[str, float]:
         """Return the seconds of the nodes of each module's calls; see Note [Time of backward]."""
-        if not self._runs:
+        runs = sorted(of_nodes, key=lambda run: run[0])
+        if not runs:
             return {}
-        runs = sorted(self._runs, key=lambda run: run[0])
         numbers = [number for number, _, _ in runs]
         times = (self._clock.between(begun, ended) for _, begun, ended in runs)
         until = [0.0, *accumulate(times)]
         sums: dict[str, float] = defaultdict(float)
         for call in calls:
-            first = bisect_left(numbers, call.first)
-            last = bisect_left(numbers, call.last)
+            first = bisect_left(numbers, (call.thread, call.first))
+            last = bisect_left(numbers, (call.thread, call.last))
             sums[call.path] += until[last] - until[first]
         return sums
+
+
+def _running(calls: OpenCalls[TimedCall], module: nn.Module) -> TimedCall | None:
+    """Return the innermost of a thread's open calls, if it is of this module.
+
+    Calls inside it that an error has ended are forgotten.
+    """
+    if not any(one is module for one in calls.called) or is_repeated(module):
+        return None
+    while calls.called[-1] is not module:
+        calls.cut(len(calls.called) - 1)
+    return calls.notes[-1]
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -11,8 +11,8 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PARTLY = (33, 34, 35, 43)
 NOT_OFFERED = (40,)
-SLOW = (27, 30, 31, 32, 34, 43)
-"""Rows that run many programs, or the same ones as tests of their own."""
+SLOW = (27, 30, 31, 32, 33, 34, 43)
+"""Rows that run programs as processes."""
 
 pytestmark = pytest.mark.timing
 

@@ -206,7 +206,7 @@ def as_json() -> None:
 
 @row(33, "the optimizer's state, and collectives")
 def optimizer_state() -> None:
-    """Adam's first moment after each step, and what an edit of it does to the next."""
+    """Adam's first moment after each step, and what goes into a sum over two processes and comes out."""
     torch.manual_seed(0)
     model, x = nn.Linear(4, 2), torch.randn(5, 4)
     optimizer = torch.optim.Adam(model.parameters())
@@ -221,7 +221,30 @@ def optimizer_state() -> None:
     check(len(records) == 3, f"{len(records)} records of three steps")
     for record, value in zip(records, plain, strict=True):
         same(record.value, value, "the first moment")
-    raise Partly("the state; collectives have no site")
+    with folder() as at:
+        (at / "ranks.py").write_text(RANKS, encoding="utf-8")
+        command = [sys.executable, "ranks.py", "1"]
+        other = subprocess.Popen(command, cwd=at, stdout=subprocess.DEVNULL)
+        printed = ran(at, "ranks.py", "0")
+        other.wait(timeout=60)
+    check(printed.split() == ["1.0", "3.0"], f"all_reduce of 1 and 2 is read as {printed.strip()}")
+    raise Partly("the state, and collectives that the program calls; not those inside DDP and FSDP")
+
+
+RANKS = """
+import sys
+import torch
+import torch.distributed as dist
+import kedge
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.path[0] + "/ranks", rank=rank, world_size=2)
+total = torch.tensor(1.0 + rank)
+with kedge.hook("/all_reduce:in, /all_reduce", kedge.record(copy=True)) as acts:
+    dist.all_reduce(total)
+print(acts["/all_reduce:in[0]"].item(), acts["/all_reduce"].item())
+dist.destroy_process_group()
+"""
 
 
 @row(40, "models that run on a server")

@@ -134,6 +134,16 @@ def test_a_program_without_a_model_is_an_error_that_says_so(kedge: Kedge, script
     )
 
 
+def test_a_program_that_fails_before_its_model_is_not_one_without(
+    kedge: Kedge, script: Script
+) -> None:
+    """An option behind the script is the script's, which may end at it."""
+    done = kedge("sites", script("import sys\nfloat(sys.argv[1])\n"), "--json", fresh=True)
+
+    assert "could not convert string to float: '--json'" in done.stderr
+    assert "the program failed before it called a module" in done.stderr
+
+
 OPS = """
     import torch
     from torch import nn

@@ -111,7 +111,9 @@ class SitesCommand:
         tables = list(_tables(watching.watch, held, args.sites, folded=not args.all))
         if not tables:
             nothing = _NOTHING
-            if not args.ops:
+            if isinstance(ending.error, Exception):
+                nothing = "there is nothing to list: the program failed before it called a module"
+            elif not args.ops:
                 nothing += "; with --ops, its operations are listed"
             messenger()(nothing)
             return ending if ending.status else 1

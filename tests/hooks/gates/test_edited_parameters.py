@@ -448,3 +448,37 @@ def test_compiled_code_has_the_edit_or_says_that_it_cannot(late: bool) -> None:
         session.end(quiet=True)
         torch.testing.assert_close(fast(x), plain)
     torch._dynamo.reset()
+
+
+class Yielding(nn.Module):
+    """Its forward runs when its output is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Iterator[Tensor]:
+        yield x * self.weight
+
+
+class Awaited(Yielding):
+    async def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+@pytest.mark.parametrize(
+    ("kind", "returned"), [(Yielding, "a generator"), (Awaited, "a coroutine")]
+)
+def test_a_forward_that_runs_after_its_call_is_an_error(
+    kind: type[Yielding], returned: str
+) -> None:
+    """The parameter would be its own again before the forward reads it."""
+    model = kind()
+    weight = model.weight
+    with (
+        kedge.hook(model, "weight:param", kedge.scale(2)),
+        pytest.raises(EditError, match=f"returns {returned}, which runs after the call"),
+    ):
+        model(torch.ones(2))
+
+    assert model.weight is weight

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -202,6 +202,7 @@ class EditsBegin(KedgeHook):
                 "is no forward to edit the parameter for"
             )
         running.blocks.append(partial(_all_in_force, begins, module, self.path))
+        running.checks.append(partial(_refuse_unfinished, begins[0]))
 
 
 def _refuse_computed(module: nn.Module, begins: Iterable[ParameterEdits]) -> None:
@@ -221,6 +222,25 @@ def _refuse_computed(module: nn.Module, begins: Iterable[ParameterEdits]) -> Non
                 f'"{computed}" from it for this call; hook a model around this module, or use '
                 "torch.nn.utils.parametrizations"
             )
+
+
+def _refuse_unfinished(edits: ParameterEdits, output: Any) -> None:
+    """Refuse the output of a forward that has not run yet.
+
+    Raises:
+        EditError: If it is a generator or a coroutine.
+    """
+    if not isinstance(output, (Generator, Coroutine, AsyncGenerator)):
+        return
+    kind = "an asynchronous generator"
+    if not isinstance(output, AsyncGenerator):
+        kind = "a generator" if isinstance(output, Generator) else "a coroutine"
+        output.close()
+    raise EditError(
+        f"{edits._site}: the forward returns {kind}, which runs after the call, when the "
+        "parameter is its own again; hook a module that it calls, or use "
+        "torch.func.functional_call"
+    )
 
 
 def _only_shows(edits: ParameterEdits) -> bool:

@@ -25,13 +25,15 @@ class ForwardCall:
     Attributes:
         forward: What runs: at first the module's forward.
         blocks: Make the blocks in which it runs, the first outermost. They also end by an interrupt.
+        checks: Called with its output in these blocks.
     """
 
-    __slots__ = ("blocks", "forward")
+    __slots__ = ("blocks", "checks", "forward")
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self.forward = forward
         self.blocks: list[Block] = []
+        self.checks: list[Callable[[Any], None]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward."""
@@ -41,7 +43,10 @@ class ForwardCall:
         with ExitStack() as stack:
             for block in self.blocks:
                 stack.enter_context(block())
-            return self.forward(*args, **kwargs)
+            output = self.forward(*args, **kwargs)
+            for check in self.checks:
+                check(output)
+            return output
 
 
 def forward_call(module: nn.Module, frame: FrameType) -> ForwardCall | None:

@@ -108,7 +108,7 @@ WRONG = [
     ),
     (
         "kedge.hook(lambda x: x, 'relu', kedge.record())",
-        "cannot hook the function <lambda>; a target is a module",
+        '"relu": <lambda>() has operations, such as "/relu:out", and no modules or other sites',
     ),
     (
         "kedge.session(model)",

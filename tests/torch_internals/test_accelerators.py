@@ -49,6 +49,7 @@ def machine(monkeypatch):
         )
         monkeypatch.setattr(torch, "get_device_module", lambda device: module)
         monkeypatch.setattr(accelerators, "_known", {})
+        monkeypatch.setattr(accelerators, "_in_use", {})
         return module
 
     return put

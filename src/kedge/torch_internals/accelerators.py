@@ -83,14 +83,14 @@ def synchronize(device: torch.device) -> None:
 def is_capturing() -> bool:
     """Whether this thread's operations become a graph of the device instead of running now."""
     process = os.getpid()  # a forked child has no device
-    look = _looks.get(process)
-    if look is None:
+    module = _in_use.get(process)
+    if module is None:
         kind = in_use()
         if kind is None:
             return False
-        look = getattr(_module(kind), "is_current_stream_capturing", _never)
-        _looks[process] = look
-    return bool(look())
+        module = _in_use[process] = _module(kind)
+    look = getattr(module, "is_current_stream_capturing", None)
+    return look is not None and bool(look())
 
 
 def autocast() -> dict[str, torch.dtype]:
@@ -324,8 +324,8 @@ def same_random_numbers() -> Iterator[None]:
 
 _known: dict[tuple[Callable[[torch.device], bool], str], bool] = {}
 _side: dict[torch.device, torch.Stream] = {}
-_looks: dict[int, Callable[[], bool]] = {}
-"""What tells, in each process whose device was in use, whether a graph is captured."""
+_in_use: dict[int, ModuleType | None] = {}
+"""The module of the device of each process whose device was in use."""
 
 
 def _never() -> bool:

@@ -13,6 +13,7 @@ import pytest
 from kedge.store.events import TensorGraphEvent, TensorNode, TensorProgramEvent
 from kedge.store.recording import Recording
 from tests import forked
+from tests.marks import sampled
 
 Kedge = Callable[..., subprocess.CompletedProcess[str]]
 Script = Callable[..., str]
@@ -464,7 +465,19 @@ def recorded(kedge: Kedge, script: Script, tmp_path: Path) -> Callable[..., Reco
     return run
 
 
-@pytest.mark.parametrize("what", PROGRAMS)
+ALWAYS_RUN = (
+    "hooks of every kind",
+    "double backward",
+    "an optimizer",
+    "in place",
+    "compiled code",
+    "a class of tensors with operations of its own",
+    "modes, traces and forks",
+    "no backward",
+)
+
+
+@pytest.mark.parametrize("what", sampled(PROGRAMS, ALWAYS_RUN))
 def test_a_program_of_tensors_is_recorded_and_does_not_notice(recorded, what):
     """Output, errors and gradients are the same bit for bit, and the graphs have the variables' names."""
     source, names = PROGRAMS[what]

@@ -95,9 +95,8 @@ class Meter(NotABlock, MeasuredValues):
 
     @level.setter
     def level(self, level: int) -> None:
-        with self.lock:
-            self._level = level
-            self._values.host.close_step()
+        self._level = level
+        self._values.host.close_step()
 
     @property
     def muted(self) -> bool:
@@ -106,9 +105,8 @@ class Meter(NotABlock, MeasuredValues):
 
     @muted.setter
     def muted(self, muted: bool) -> None:
-        with self.lock:
-            self._muted = muted
-            self._values.host.close_step()
+        self._muted = muted
+        self._values.host.close_step()
 
     @property
     def events(self) -> int:
@@ -201,11 +199,17 @@ class Meter(NotABlock, MeasuredValues):
         return at
 
     def _open_step(self) -> None:
-        """Let the values that come go the short way, as the level has it."""
+        """Let the values that come go the short way, as the level has it.
+
+        Another thread may change that meanwhile, which closes the step; it needs no lock, which in
+        a forked process a thread may hold that is not there.
+        """
         values = self._values
-        values.host.open_step(
-            values.step, values.code, values.draws, not self.muted, self.level != LIGHT
-        )
+        level = self._level
+        muted = self._muted
+        values.host.open_step(values.step, values.code, values.draws, not muted, level != LIGHT)
+        if level != self._level or muted != self._muted:
+            values.host.close_step()
 
     def note_leaf(self, site: Site) -> None:
         """Note, in the forward, that a leaf comes at a site, or will with a gradient.

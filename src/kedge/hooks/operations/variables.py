@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.compiler import is_compiling
 
 from kedge.hooks.firing.owner import Owner
@@ -91,9 +91,7 @@ def _part_of(value: Any, part: int) -> Any:
     """Return what a variable gets of several values; None of what cannot be taken apart without changing it."""
     if isinstance(value, (tuple, list)) and part < len(value):
         return value[part]
-    if isinstance(value, Tensor):
-        return None  # its rows are made by an operation of their own
-    return None
+    return None  # the rows of a tensor are made by an operation of their own
 
 
 class OutputAssigned(KedgeHook):

@@ -143,6 +143,10 @@ def test_a_program_that_fails_before_its_model_is_not_one_without(
     assert "could not convert string to float: '--json'" in done.stderr
     assert "the program failed before it called a module" in done.stderr
 
+    as_json = kedge("sites", "--json", script("float('no number')\n"), fresh=True)
+    assert as_json.stdout == "[]\n"
+    assert "the program failed before it called a module" in as_json.stderr
+
 
 OPS = """
     import torch

@@ -110,18 +110,26 @@ class SitesCommand:
             return _print_documents(watching.watch, held, args.sites, ending)
         tables = list(_tables(watching.watch, held, args.sites, folded=not args.all))
         if not tables:
-            nothing = _NOTHING
-            if isinstance(ending.error, Exception):
-                nothing = "there is nothing to list: the program failed before it called a module"
-            elif not args.ops:
-                nothing += "; with --ops, its operations are listed"
-            messenger()(nothing)
-            return ending if ending.status else 1
+            hint = ""
+            if not args.ops:
+                hint = "; with --ops, its operations are listed"
+            return _nothing_listed(ending, hint)
         print("\n\n".join(tables))
         return 0 if isinstance(ending.error, FirstStepTaken) else ending
 
 
-_NOTHING = "there is nothing to list: the program called no module"
+def _nothing_listed(ending: Ending, hint: str = "") -> int | Ending:
+    """Say why the list is empty; returns the exit status, or how the program ended.
+
+    Args:
+        ending: How the program ended.
+        hint: What to say to a program without a module.
+    """
+    why = f"the program called no module{hint}"
+    if isinstance(ending.error, Exception):
+        why = "the program failed before it called a module"
+    messenger()(f"there is nothing to list: {why}")
+    return ending if ending.status else 1
 
 
 class FirstStepTaken(SystemExit):
@@ -269,8 +277,7 @@ def _print_documents(
     documents = list(_documents(watch, held, text))
     print_json(documents)
     if not documents:
-        messenger()(_NOTHING)
-        return ending if ending.status else 1
+        return _nothing_listed(ending)
     return 0 if isinstance(ending.error, FirstStepTaken) else ending
 
 

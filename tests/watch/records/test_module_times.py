@@ -305,3 +305,18 @@ def test_the_page_and_the_report_have_the_times(
         "1:time.forward",
     ]
     assert len(shown["sheets"]["milliseconds"]["rows"]) == 8
+
+
+def test_the_page_has_the_classes_of_several_models(clock: Clock, tmp_path: Path) -> None:
+    """The modules of each have paths that begin with its name."""
+    first, second = nn.Sequential(Slow(clock, 1, 1)), nn.Sequential(Slow(clock, 1, 1))
+    optimizers = [torch.optim.SGD(model.parameters(), 0.01) for model in (first, second)]
+    with kedge.watch(tmp_path / "run.kedge", every=1, budget=None, time=True):
+        for _ in range(4):
+            (first(torch.ones(2, 3)).sum() + second(torch.ones(2, 3)).sum()).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    sites = condense(ShownRun(kedge.Recording.open(tmp_path / "run.kedge"))).described["sites"]
+    types = {site["site"]: site["type"] for site in sites if site["kind"] == "time.forward"}
+    assert types["first:time.forward"] == types["second:time.forward"] == "Sequential"
+    assert types["first.0:time.forward"] == types["second.0:time.forward"] == "Slow"

@@ -35,7 +35,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.compiler import is_compiling
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 
@@ -51,8 +50,8 @@ from kedge.hooks.operations.names import name_of
 from kedge.hooks.operations.unfired import explain_made
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.hooks.placing.forward_calls import AROUND
-from kedge.hooks.placing.installed import HooksTogether, InstalledHook
-from kedge.hooks.placing.module_calls import OpenCalls
+from kedge.hooks.placing.installed import InstalledHook
+from kedge.hooks.placing.module_calls import OpenCalls, around_every_call
 from kedge.hooks.placing.own_warnings import IgnoredOfGlobalHooks
 from kedge.hooks.placing.strict_export import spare_export
 from kedge.sites.select import Selector
@@ -288,16 +287,7 @@ class OutsideSwitch:
         self.mode = OutsideMode(owner.clock.follow(_expects_none), self.operations)
         self._up = self._paused = False
         self._calls: OpenCalls[None] = OpenCalls()
-        begins = ModuleBegins(self)
-        ends = ModuleEnds(self)
-        handles = (
-            register_module_forward_pre_hook(begins),
-            register_module_forward_hook(ends, always_call=True),
-        )
-        hooks = HooksTogether(
-            (InstalledHook(handle), hook)
-            for handle, hook in zip(handles, (begins, ends), strict=True)
-        )
+        hooks = around_every_call(ModuleBegins(self), ModuleEnds(self))
         owner.installed.install(IgnoredOfGlobalHooks())
         owner.installed.install(hooks)
         owner.installed.cleanup.callback(spare_export(hooks))

@@ -212,15 +212,8 @@ class CallTracker(Generic[S, T]):
 
         These do not receive keyword arguments.
         """
-        before = CallBegins(self.begin, subject, outermost=False)
-        after = CallEnds(self.end)
-        handles = (
-            register_module_forward_pre_hook(before),
-            register_module_forward_hook(after, always_call=True),
-        )
-        hooks = HooksTogether(
-            (InstalledHook(handle), hook)
-            for handle, hook in zip(handles, (before, after), strict=True)
+        hooks = around_every_call(
+            CallBegins(self.begin, subject, outermost=False), CallEnds(self.end)
         )
         self._undos += [hooks.remove, spare_export(hooks)]
 
@@ -261,6 +254,18 @@ class CallTracker(Generic[S, T]):
         note = calls.end(module)
         if note is not None and self._on_end is not None:
             self._on_end(calls, note, output)
+
+
+def around_every_call(before: Callable[..., Any], behind: Callable[..., Any]) -> HooksTogether:
+    """Register a hook before each call of every module, and one behind it, also if it raises."""
+    handles = (
+        register_module_forward_pre_hook(before),
+        register_module_forward_hook(behind, always_call=True),
+    )
+    return HooksTogether(
+        (InstalledHook(handle), hook)
+        for handle, hook in zip(handles, (before, behind), strict=True)
+    )
 
 
 def hear(stack: ExitStack, model: nn.Module, tell: Callable[[Any], None]) -> None:

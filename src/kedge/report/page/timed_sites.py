@@ -53,12 +53,7 @@ def with_times(
 
 def _types(recording: Recording) -> dict[str, str]:
     """Return the class of each module by its recorded path."""
-    found = {}
-    for root in recording.roots:
-        for module in root.modules:
-            path = ".".join(part for part in (root.prefix, module["path"]) if part)
-            found[path] = module["type"]
-    return found
+    return {module["path"]: module["type"] for root in recording.roots for module in root.modules}
 
 
 def _described(path: str, kind: str, type_: str) -> dict[str, Any]:

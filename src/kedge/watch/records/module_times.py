@@ -42,6 +42,7 @@ from kedge.sites.select import ModelLayout, runs
 from kedge.store.events import ModuleTimesEvent
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.autograd_nodes import behind, operation_number, sequence_number
+from kedge.torch_internals.module_tables import parameters_in
 from kedge.torch_internals.torchscript import takes_hooks
 from kedge.watch.models.roots import RootModule
 from kedge.watch.step import Step
@@ -187,7 +188,7 @@ class ModuleTimes:
         model = root.module()
         if model is None:
             return
-        first = next(model.parameters(), None)
+        first = next(iter(parameters_in(model).values()), None)
         if first is not None:
             self._clock = clock_of(first.device)
         layout = ModelLayout(model)

@@ -247,7 +247,7 @@ class Offloading:
         with own_work(), ExitStack() as undo:
             model = nn.Module() if self._model is None else self._model
             hear(undo, model, self._begin)
-            keep(
+            kept = keep(
                 undo,
                 model,
                 self._engine,
@@ -256,7 +256,7 @@ class Offloading:
                 ambient=ambient,
             )
             if self._recomputed is not None:
-                self._recomputed.put_in_force(undo)
+                self._recomputed.put_in_force(undo, kept)
             stack.push(undo.pop_all())
 
     def _begin(self, inputs: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from kedge.errors import NothingGained, NotPinned
 from kedge.files.pressure import Pressure
 from kedge.offload.stores.cpu import CopyWindow, CpuStore, ReadOrder
-from kedge.offload.stores.pinned import PinnedRanges
+from kedge.offload.stores.pinned import BusyRanges, PinnedRanges
 
 GPU = torch.device("cpu")  # what stands for a device: its "memory" is one large array
 KB = 1 << 10
@@ -247,13 +247,14 @@ def test_the_source_is_held_until_its_copy_is_done():
     alive = weakref.ref(source)
     slot = store.put(source)
     del source
-    store.prefetch(slot)
+    other = store.put(made(device, 2))
 
     assert alive() is not None
     device.drain()
-    store.prefetch(slot)
+    other.get()
     assert alive() is None
     slot.free()
+    other.free()
     store.close()
 
 
@@ -300,6 +301,26 @@ def test_what_has_not_left_is_copied_on_the_device():
     assert wrong == []
 
 
+def test_what_was_passed_over_is_read_ahead_when_it_has_left():
+    """A slot still on its way out when others were read ahead comes back before it is asked for, and only once."""
+    device = FakeDevice()
+    store = CpuStore(device=device, most=1 << 28, window=16 * KB)
+    wrong = []
+    slots = [store.put(made(device, value)) for value in range(1, 7)]
+    for value in (6, 5):
+        device.expect(slots[value - 1].get(), value, wrong)
+    assert [slot.source is None for slot in slots] == [False] * 6
+
+    device.drain()
+    device.expect(slots[3].get(), 4, wrong)
+    assert [slot.loaded is not None for slot in slots] == [True, True, True, False, False, False]
+    copies = len(device.side["in"].queue)
+    device.expect(slots[2].get(), 3, wrong)
+    assert len(device.side["in"].queue) == copies
+    device.drain()
+    assert wrong == []
+
+
 def test_what_was_given_out_can_be_changed():
     """Each time the bytes are of their own, whether they come from the source, over the link, or were on their way."""
     device = FakeDevice()
@@ -323,7 +344,7 @@ def test_a_source_that_changes_while_it_is_copied_is_an_error():
     source = made(device, 7)
     early, late = store.put(source), store.put(source)
     device.drain()
-    store.prefetch(early)  # sees that both copies are done
+    store.put(made(device, 0))  # sees that both copies are done
     source.add_(1)
     back = early.get(), late.get()
     device.drain()
@@ -458,9 +479,24 @@ def test_memory_is_of_the_size_that_was_asked_for():
     assert [r.start for r in ranges] == [0, 512, 1024, 2048]
     assert [r.host.numel() for r in ranges] == [1, 512, 513, 100_000]
     for r in ranges:
-        memory.release(r, [])
+        memory.release(r, None)
     assert memory.used == 0
     assert memory.take(memory.size).start == 0
+
+
+def test_a_range_is_taken_with_the_events_of_all_that_lay_there():
+    """Of ranges taken and taken back at random, each byte's last event is given once, when that byte is taken."""
+    rng = random.Random(3)
+    busy = BusyRanges()
+    last = {}  # of each byte, as long as it is free
+    for event in range(400):
+        start = rng.randrange(60)
+        end = start + rng.randrange(1, 12)
+        due = {last.pop(byte) for byte in range(start, end) if byte in last}
+        assert set(busy.take(start, end)) == due
+        busy.add(start, end, event)
+        last.update(dict.fromkeys(range(start, end), event))
+        assert set(busy.events()) == set(last.values())
 
 
 def test_memory_grows_by_what_is_needed_up_to_the_limit():

@@ -83,7 +83,7 @@ def test_memory_that_pytorch_has_locked_is_not_locked_again(monkeypatch):
 
     assert taken.host.numel() == 1000
     assert asked == [(memory.size,)]
-    memory.release(taken, [])
+    memory.release(taken, None)
     memory.close()
 
 
@@ -93,5 +93,5 @@ def test_without_memory_that_can_be_locked_copies_go_on():
     with pytest.warns(UserWarning, match="could not be locked"):
         taken = memory.take(1000)
     assert taken.host.numel() == 1000
-    memory.release(taken, [])
+    memory.release(taken, None)
     memory.close()

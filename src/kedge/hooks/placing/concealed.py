@@ -17,7 +17,7 @@ import contextlib
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, ValuesView
+from collections.abc import Callable, Iterator, Mapping, ValuesView
 from typing import Any
 
 from torch import nn
@@ -133,6 +133,16 @@ def is_hooked(module: nn.Module) -> bool:
         if hidden and any(key in table for key in hidden.keys):
             return True
     return False
+
+
+def hooks_of_program(table: Mapping[int, Any]) -> list[Any]:
+    """Return the hooks in a table that are not Kedge's."""
+    hidden = _hidden_in(table)
+    if hidden is None:
+        return list(table.values())
+    if len(hidden.keys) == len(table):  # nearly always
+        return []
+    return list(hidden.values())
 
 
 def _hidden_in(table: Any) -> HiddenEntries | None:

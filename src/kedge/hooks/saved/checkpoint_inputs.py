@@ -411,6 +411,10 @@ _OfTensor = Callable[[Tensor, Any], None]
 _OfPlace = Callable[[Any], None]
 
 
+def _none() -> None:
+    return None
+
+
 class PendingCheckpoints:
     """The checkpoints with arguments still to offer to one keeper, on one thread; see Note [Withheld].
 
@@ -422,6 +426,9 @@ class PendingCheckpoints:
     Args:
         active: The keeper on this thread.
         keeper: The keeper itself.
+
+    Attributes:
+        known: The checkpoints, by the places where they were called.
     """
 
     def __init__(self, active: KeeperOnThread, keeper: Any) -> None:
@@ -430,33 +437,41 @@ class PendingCheckpoints:
         self._stays: _OfTensor | None = getattr(keeper, "stays", None)
         self._passed: _OfPlace | None = getattr(keeper, "passed", None)
         self._watches: bool = getattr(keeper, "watches", False)
-        self.known: list[CheckpointInputs] = []
+        self.known: dict[Any, list[CheckpointInputs]] = {}
+        self._latest: Callable[[], Any] = _none
 
     def add(self, owner: Any, place: Any) -> None:
         """Called when a module is called in a checkpoint's forward, with the place where that checkpoint was called."""
+        if self._latest() is owner:  # nearly always
+            return
+        self._latest = weakref.ref(owner)
         share_inputs(owner)
-        if self._watches or any(each.is_of(owner) for each in self.known):
+        known = [each for group in self.known.values() for each in group]
+        if self._watches or any(each.is_of(owner) for each in known):
             return
         if self._beside is not None:
             self._beside(owner, place)
             return
-        for each in self.known:
+        for each in known:
             if not each.tried:
                 each.take(self._active)
-        self.known.append(CheckpointInputs(owner, place))
+        self.known.setdefault(place, []).append(CheckpointInputs(owner, place))
 
     def left(self, running: Sequence[Any]) -> None:
         """Called after a module's call, with the calls still active.
 
         Offers the tensors held by checkpoints in the others.
         """
-        over = [each for each in self.known if each.place not in running and each.over]
-        for each in over:
-            self.known.remove(each)
-            each.take(self._active)
-            if self._stays is not None:
-                for tensor in each.stays():
-                    self._stays(tensor, each.place)
+        for place in [place for place in self.known if place not in running]:
+            group = self.known[place]
+            for each in [each for each in group if each.over]:
+                group.remove(each)
+                each.take(self._active)
+                if self._stays is not None:
+                    for tensor in each.stays():
+                        self._stays(tensor, place)
+            if not group:
+                del self.known[place]
 
     def passed(self, place: Any) -> None:
         """Called when a module is called in a checkpoint's forward, with its place."""

@@ -136,6 +136,10 @@ class KeeperCalls(OpenCalls[SavingPlace]):
     """One keeper on one thread, with the active calls there.
 
     The note on a call is where it saves.
+
+    Attributes:
+        asleep_in: The module of a call that saves nothing to keep: the keeper does not follow the
+            calls inside. None as a rule.
     """
 
     def __init__(self, kept: KeeperInForce) -> None:
@@ -152,6 +156,7 @@ class KeeperCalls(OpenCalls[SavingPlace]):
         if self.watches:
             self.see = getattr(keeper, "see", _nothing)
         self.waiting = PendingCheckpoints(self, keeper)
+        self.asleep_in: nn.Module | None = None
         self.ended = self.graded = False
 
     def enter(self, spot: ModuleUnderKeeper, module: nn.Module) -> None:
@@ -269,8 +274,11 @@ class SavingBegins(KedgeHook):
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Forward-pre hook."""
-        if not torch.compiler.is_compiling() and not self.kept.idle:
-            (self.kept.threads.live or self.kept.here()).enter(self.spot, module)
+        if torch.compiler.is_compiling() or self.kept.idle:
+            return
+        live = self.kept.threads.live or self.kept.here()
+        if live.asleep_in is None or live.asleep_in is module:
+            live.enter(self.spot, module)
 
 
 class SavingEnds(KedgeHook):
@@ -281,7 +289,10 @@ class SavingEnds(KedgeHook):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook."""
-        if not torch.compiler.is_compiling() and (live := self.kept.threads.live) is not None:
+        live = self.kept.threads.live
+        if live is None or torch.compiler.is_compiling():
+            return
+        if live.asleep_in is None or (live.called and live.called[-1] is module):
             live.leave(module)
 
 

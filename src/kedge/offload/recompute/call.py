@@ -29,11 +29,12 @@ from kedge.offload.engine.policy import PlannedCall
 from kedge.offload.held.raw_bytes import Digest, digest, is_comparable, plain
 from kedge.offload.outcomes import ModuleAccount
 from kedge.offload.recompute.inputs import CallInputs
-from kedge.offload.recompute.state import ChangingTensors, ModuleState
+from kedge.offload.recompute.state import EarlierCalls, ModuleState
 from kedge.sites import leaves
 from kedge.torch_internals.checkpoint import Stopped
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.own_work import own_work
+from kedge.torch_internals.random_state import RandomState
 from kedge.torch_internals.storages import identity_of
 
 _KINDS = (Tensor, nn.Parameter, nn.Buffer)
@@ -52,7 +53,8 @@ class RecomputedCall:
 
     Args:
         inputs: The inputs.
-        changing: What is known of the buffers that calls of the module change.
+        earlier: What earlier calls of the module tell.
+        random: The states of Python's and NumPy's generators.
         again: A context in which the next call of the module is the second run of this one.
         planned: What was planned for it.
     """
@@ -62,7 +64,8 @@ class RecomputedCall:
         module: nn.Module,
         path: str,
         inputs: CallInputs,
-        changing: ChangingTensors,
+        earlier: EarlierCalls,
+        random: RandomState,
         row: ModuleAccount,
         again: Callable[[RecomputedCall], AbstractContextManager[None]],
         planned: PlannedCall | None = None,
@@ -76,7 +79,7 @@ class RecomputedCall:
         self.row = row
         self._again = again
         self._planned = planned
-        self._state = ModuleState(module, path, changing, whole=proven)
+        self._state = ModuleState(module, path, earlier, random, whole=proven)
         self._output: list[Digest | None] | None = None
         self._seen: dict[int, StorageWeakRef] = {}
         self._nbytes = 0

@@ -26,17 +26,19 @@ from torch import nn
 
 from kedge.hooks.placing.call_brackets import bracket
 from kedge.hooks.placing.module_calls import OpenCalls
+from kedge.hooks.saved.keeper import KeeperCalls, KeeperInForce
 from kedge.offload.engine.policy import PlannedCall
 from kedge.offload.held.steps import is_compared
 from kedge.offload.outcomes import OffloadAccount
 from kedge.offload.recompute.call import RecomputedCall
 from kedge.offload.recompute.inputs import CallInputs
-from kedge.offload.recompute.state import ChangingTensors
+from kedge.offload.recompute.state import EarlierCalls
 from kedge.torch_internals.checkpoint import BegunCheckpoint, Stopped, is_in_checkpoint
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.modes import has_data, is_transforming, is_under_jit
 from kedge.torch_internals.module_calls import has_raised, module_frame
 from kedge.torch_internals.own_work import own_work
+from kedge.torch_internals.random_state import RandomState
 from kedge.torch_internals.saved_hooks import disabled
 
 
@@ -61,12 +63,19 @@ class _Run(NamedTuple):
         call: The call; None if it is not to be run again.
         checkpoint: The checkpoint; None for a second run.
         planned: What was planned for it; None: it is run again in any case.
+        asleep: The keepers that it lets sleep: what is saved inside is the checkpoint's.
     """
 
     frame: int
     call: RecomputedCall | None
     checkpoint: BegunCheckpoint | None = None
     planned: PlannedCall | None = None
+    asleep: tuple[KeeperCalls, ...] = ()
+
+    def wake(self) -> None:
+        """Let the keepers follow calls again."""
+        for live in self.asleep:
+            live.asleep_in = None
 
 
 class _Calls(OpenCalls[_Run | None]):
@@ -80,6 +89,7 @@ class _Calls(OpenCalls[_Run | None]):
         for note in reversed(self.notes[at:]):
             if note is None:
                 continue
+            note.wake()
             if note.call is not None:
                 _frames.taken.discard(note.frame)
             if note.checkpoint is not None:
@@ -95,12 +105,15 @@ class _Thread(threading.local):
     Attributes:
         open: The calls of named modules.
         next: The call whose second run calls its module next; None if there is none.
+        random: The states of Python's and NumPy's generators when the last call of this forward
+            began; None if there was none.
         spent: The seconds of second runs inside the current one.
     """
 
     def __init__(self) -> None:
         self.open = _Calls()
         self.next: RecomputedCall | None = None
+        self.random: RandomState | None = None
         self.spent = 0.0
 
 
@@ -123,6 +136,7 @@ class RecomputedModules:
         self._account = account
         self._plan = plan
         self._thread = _Thread()
+        self._keepers: list[KeeperInForce] = []
         self._named = {path: NamedModule(path, module, self) for path, module in modules.items()}
         self._forwards = 0
 
@@ -130,10 +144,18 @@ class RecomputedModules:
         """Called when the model is called."""
         if torch.is_grad_enabled() and not in_backward():
             self._forwards += 1
+            self._thread.random = None
 
-    def put_in_force(self, stack: ExitStack) -> None:
-        """Recompute calls of the modules until the stack closes; calls of before can be recomputed later, too."""
+    def put_in_force(self, stack: ExitStack, kept: KeeperInForce) -> None:
+        """Recompute calls of the modules until the stack closes; calls of before can be recomputed later, too.
+
+        Args:
+            stack: Ends it.
+            kept: The keeper of the saved tensors outside of these calls.
+        """
         stack.callback(self._forget)
+        self._keepers.append(kept)
+        stack.callback(self._keepers.remove, kept)
         for named in self._named.values():
             stack.enter_context(named.hooked())
 
@@ -149,7 +171,7 @@ class RecomputedModules:
         again = thread.next
         if again is not None and again.module is module:
             thread.next = None
-            calls.begin(module, _Run(id(around), again))
+            calls.begin(module, _Run(id(around), again, asleep=self._put_to_sleep(module)))
             _frames.taken.add(id(around))
             return
         if calls.called:
@@ -168,11 +190,13 @@ class RecomputedModules:
             calls.begin(module, _Run(id(around), None, planned=planned))
             return
         with own_work():
+            thread.random = RandomState(thread.random)
             call = RecomputedCall(
                 module,
                 named.path,
                 inputs,
-                named.changing,
+                named.earlier,
+                thread.random,
                 self._account.row(named.path),
                 self._as_second_run,
                 planned,
@@ -188,10 +212,21 @@ class RecomputedModules:
             see=call.see,
             explained=call.explained,
         )
-        calls.begin(module, _Run(id(around), call, checkpoint, planned))
+        asleep = self._put_to_sleep(module)
+        calls.begin(module, _Run(id(around), call, checkpoint, planned, asleep))
         _frames.taken.add(id(around))
         if planned is not None:
             planned.begin()
+
+    def _put_to_sleep(self, module: nn.Module) -> tuple[KeeperCalls, ...]:
+        """Let the keepers on this thread follow no calls inside a call of a module; returns them."""
+        asleep = []
+        for kept in self._keepers:
+            live = kept.here()
+            if live.asleep_in is None:
+                live.asleep_in = module
+                asleep.append(live)
+        return tuple(asleep)
 
     def _planned(self, path: str) -> PlannedCall | None:
         """Return what is planned for a call that begins.
@@ -208,6 +243,7 @@ class RecomputedModules:
         note = self._thread.open.end(module)
         if note is None:
             return
+        note.wake()
         if note.call is None:
             assert note.planned is not None  # noqa: S101 - see `begin`
             note.planned.end()
@@ -244,6 +280,7 @@ class RecomputedModules:
         spent_before = thread.spent
         thread.spent = 0.0
         before = thread.next
+        thread.random = None
         depth = len(thread.open.called)
         with ExitStack() as stack:
             for named in self._named.values():
@@ -266,14 +303,14 @@ class NamedModule:
     Attributes:
         path: Its path.
         module: The module.
-        changing: What is known of the buffers that its calls change.
+        earlier: What its earlier calls tell of the next one.
         calls: The number of its calls.
     """
 
     def __init__(self, path: str, module: nn.Module, modules: RecomputedModules) -> None:
         self.path = path
         self.module = module
-        self.changing = ChangingTensors()
+        self.earlier = EarlierCalls()
         self.calls = 0
         self._modules = modules
         self._lock = threading.RLock()

@@ -120,7 +120,7 @@ class _PastContainer:
                 container.update(content)
         elif isinstance(container, dict):
             entries = {key: put_back(held, container.get(key)) for key, held in content.items()}
-            if list(container) != list(entries) or not are_same(container, entries):
+            if not are_same(container, entries):
                 container.clear()
                 container.update(entries)
         else:
@@ -229,10 +229,10 @@ def put_back(noted: Any, present: Any) -> Any:
 
 
 def are_same(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
-    """Whether two tables have the same objects under the same keys."""
-    if one.keys() != other.keys():
+    """Whether two tables have the same objects under the same keys, in the same order."""
+    if list(one) != list(other):
         return False
-    return all(held is other[key] for key, held in one.items())
+    return all(map(operator.is_, one.values(), other.values()))
 
 
 def _has_attributes(value: Any) -> bool:

@@ -22,51 +22,57 @@ a call without a copy of it, is an error if that call has to be run again.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kedge.errors import RecomputedWrong
-from kedge.hooks.placing.concealed import KedgeHook
 from kedge.offload.recompute import past
-from kedge.torch_internals.hook_tables import after_forward, before_forward
-from kedge.torch_internals.kernels import keeping_versions
-from kedge.torch_internals.module_tables import (
-    modules_in,
-    own_buffers,
-    own_children,
-    own_parameters,
-    put_back,
+from kedge.offload.recompute.inside import (
+    ModulesInside,
+    OwnState,
+    hooks_of,
+    is_plain,
+    joined,
 )
+from kedge.torch_internals.kernels import keeping_versions
+from kedge.torch_internals.module_tables import modules_in
 from kedge.torch_internals.random_state import RandomState
-from kedge.torch_internals.tensors import have_same_bits, version_of
+from kedge.torch_internals.tensors import have_same_bits
 from kedge.torch_internals.torchscript import is_training
 
-_OF_MODULE = frozenset(vars(nn.Module()))
-"""The attributes that every module has: its tables and its mode."""
-_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
+class EarlierCalls:
+    """What earlier calls of a module tell of the next one.
 
-class ChangingTensors:
-    """The modules whose buffers change in calls of one module, by its mode; see Note [Which buffers change]."""
+    Which buffers change, by the modes of the modules: see Note [Which buffers change]. And the
+    modules inside, most of which a call finds as the one before has found them.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bool, ...], set[str]] = {}
+        self._changed: dict[tuple[bool, ...], set[str]] = {}
+        self._latest: ModulesInside | None = None
 
-    def knows(self, modes: tuple[bool, ...]) -> bool:
-        """Whether there was a call in these modes."""
-        return modes in self._known
+    def inside(self, module: nn.Module) -> ModulesInside:
+        """Return the module and those inside as they are now."""
+        latest = self._latest
+        if latest is not None and latest.is_of(module) and latest.is_as_before():
+            return latest
+        found = ModulesInside(module)
+        self._latest = None
+        if found.is_kept:
+            self._latest = found
+        return found
 
-    def may_change(self, modes: tuple[bool, ...], where: str) -> bool:
-        """Whether a call in these modes may change buffers of a module inside, as far as known."""
-        return modes not in self._known or where in self._known[modes]
+    def changed(self, modes: tuple[bool, ...]) -> set[str] | None:
+        """Return the modules whose buffers calls in these modes have changed; None before the first."""
+        return self._changed.get(modes)
 
     def learn(self, modes: tuple[bool, ...], changed: set[str]) -> None:
         """Note the modules whose buffers a call has changed."""
-        self._known.setdefault(modes, set()).update(changed)
+        self._changed.setdefault(modes, set()).update(changed)
 
 
 class ModuleState:
@@ -77,44 +83,55 @@ class ModuleState:
     Args:
         module: The module.
         path: Its path, for errors.
-        changing: What is known of its buffers.
+        earlier: What its earlier calls tell.
+        random: The states of Python's and NumPy's generators.
         whole: Whether to copy all buffers, also those that have not changed so far.
     """
 
     def __init__(
-        self, module: nn.Module, path: str, changing: ChangingTensors, *, whole: bool
+        self,
+        module: nn.Module,
+        path: str,
+        earlier: EarlierCalls,
+        random: RandomState,
+        *,
+        whole: bool,
     ) -> None:
         self._module = module
         self._path = path
-        self._changing = changing
-        self._inside = modules_in(module)
-        self._modes = tuple(map(is_training, self._inside.values()))
-        self._hooks = [_hooks_of(each) for each in self._inside.values()]
-        self._own = self._present(held=False)
-        self._random = RandomState()
+        self._earlier = earlier
+        self._random = random
+        self._inside = inside = earlier.inside(module)
+        self._is_as_before = True
 
-        self._fixed: dict[str, FixedTensor] = {}
+        self._marks = [held.mark() for held in inside.tensors]
         self._copies: dict[int, Tensor] = {}
         self._late: str | None = None
-        self._compares = whole or not changing.knows(self._modes)
-        for where, own in self._own.items():
-            for name, held in own.parameters.items():
-                if isinstance(held, Tensor):
-                    self._fixed[_joined(where, name)] = FixedTensor(held, where)
-            may_change = whole or changing.may_change(self._modes, where)
-            for name, held in own.tensors():
-                self._fixed[_joined(where, name)] = FixedTensor(held, where)
-                if may_change and _can_copy(held) and id(held) not in self._copies:
-                    self._copies[id(held)] = held.detach().clone()
+        changed = earlier.changed(inside.modes)
+        self._compares = whole or changed is None
+        for held in inside.tensors:
+            if held.is_parameter or id(held.tensor) in self._copies or not _can_copy(held.tensor):
+                continue
+            if whole or changed is None or held.where in changed:
+                self._copies[id(held.tensor)] = held.tensor.detach().clone()
 
     def has(self, module: nn.Module) -> bool:
         """Whether a module is the one that is called, or inside it."""
-        return any(each is module for each in self._inside.values())
+        return id(module) in self._inside.ids
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the parameters, the buffers and the tensors among the attributes."""
-        for fixed in self._fixed.values():
-            yield fixed.tensor
+        for held in self._inside.tensors:
+            yield held.tensor
+
+    def _written(self) -> set[str]:
+        """Return the names of the tensors that were written to since, or given other memory."""
+        tensors = self._inside.tensors
+        present = [held.mark() for held in tensors]
+        if present == self._marks:  # nearly always
+            return set()
+        marks = zip(tensors, present, self._marks, strict=True)
+        return {held.name for held, now, before in marks if now != before}
 
     def end(self) -> None:
         """Note what the call has changed, at its end.
@@ -122,32 +139,34 @@ class ModuleState:
         Raises:
             RecomputedWrong: It has changed a parameter in place.
         """
+        inside = self._inside
+        written = self._written()
         changed: set[str] = set()
-        for name, fixed in self._fixed.items():
-            copy = self._copies.get(id(fixed.tensor))
-            if copy is None:
-                is_changed = fixed.is_changed()
-            elif self._compares:
-                is_changed = fixed.is_changed() or not have_same_bits(copy, fixed.tensor)
-            else:
-                is_changed = True
-            if not is_changed:
-                continue
-            if isinstance(fixed.tensor, nn.Parameter):
+        for held in inside.tensors if written or self._copies else ():
+            copy = self._copies.get(id(held.tensor))
+            if copy is None or self._compares:
+                is_changed = held.name in written
+                if copy is not None and not is_changed:
+                    is_changed = not have_same_bits(copy, held.tensor)
+                if not is_changed:
+                    continue
+            if held.is_parameter:
                 raise RecomputedWrong(
                     f'recompute="{self._path}": the call of this module changed its parameter '
-                    f'"{name}" in place, and would do so again when it is run again in backward; '
-                    "leave this module out of recompute=, or change the parameter outside of it"
+                    f'"{held.name}" in place, and would do so again when it is run again in '
+                    "backward; leave this module out of recompute=, "
+                    "or change the parameter outside of it"
                 )
-            changed.add(fixed.where)
+            changed.add(held.where)
             if copy is None:
-                self._late = name
-                fixed.accept()
+                self._late = held.name
+        if written:  # from now on the present content is the right one
+            self._marks = [held.mark() for held in inside.tensors]
 
-        for fixed in self._fixed.values():
-            if fixed.where not in changed:
-                self._copies.pop(id(fixed.tensor), None)
-        self._changing.learn(self._modes, changed)
+        for held in inside.tensors if self._copies else ():
+            if held.where not in changed:
+                self._copies.pop(id(held.tensor), None)
+        self._earlier.learn(inside.modes, changed)
 
     def check(self) -> None:
         """Compare the state with the present one, before the second run.
@@ -156,60 +175,70 @@ class ModuleState:
             RecomputedWrong: Something changed in between that cannot be set back.
         """
         where = f'recompute="{self._path}"'
-        present = modules_in(self._module)
-        if list(map(id, present.values())) != list(map(id, self._inside.values())):
-            raise RecomputedWrong(
-                f"{where}: the modules inside were others in the forward; {_IN_BETWEEN}"
-            )
-        for (name, each), training in zip(present.items(), self._modes, strict=True):
-            if is_training(each) is not training:
-                mode = "training" if training else "evaluation"
-                raise RecomputedWrong(
-                    f'{where}: the module "{_joined(self._path, name)}" was in {mode} mode in the '
-                    "forward, and is not when backward runs it again; "
-                    "call backward() before you change the mode"
-                )
-        for (name, each), hooks in zip(present.items(), self._hooks, strict=True):
-            found = _hooks_of(each)
-            if len(found) != len(hooks) or not all(map(operator.is_, found, hooks)):
-                raise RecomputedWrong(
-                    f'{where}: the module "{_joined(self._path, name)}" had other forward hooks in '
-                    f"the forward than now, when backward runs it again; {_IN_BETWEEN}"
-                )
+        self._is_as_before = self._inside.is_as_before()
+        if not self._is_as_before:
+            self._check_modules(where)
         if self._late is not None:
             raise RecomputedWrong(
                 f'{where}: the call changed "{self._late}" in place, which no call in this mode '
                 "had done before, so its former values were not copied; "
                 "leave this module out of recompute=, or run this step again"
             )
-        for name, fixed in self._fixed.items():
-            if id(fixed.tensor) not in self._copies and fixed.is_changed():
-                kind = "parameter" if isinstance(fixed.tensor, nn.Parameter) else "buffer"
+        written = self._written()
+        for held in self._inside.tensors if written else ():
+            if held.name in written and id(held.tensor) not in self._copies:
+                kind = "parameter" if held.is_parameter else "buffer"
                 raise RecomputedWrong(
-                    f'{where}: the {kind} "{name}" of this module was changed in place between '
-                    f"forward and backward; {_IN_BETWEEN}"
+                    f'{where}: the {kind} "{held.name}" of this module was changed in place '
+                    f"between forward and backward; {_IN_BETWEEN}"
                 )
 
-    def _present(self, *, held: bool) -> dict[str, OwnState]:
-        """Return the present state of each module; see Note [Graphs of before] in `kedge.offload.recompute.past`."""
-        notes = past.PastNotes(objects=past.OUTERMOST, held=held)
-        return {where: OwnState(each, notes) for where, each in self._inside.items()}
+    def _check_modules(self, where: str) -> None:
+        inside = self._inside
+        present = modules_in(self._module)
+        if list(map(id, present.values())) != list(map(id, inside.modules.values())):
+            raise RecomputedWrong(
+                f"{where}: the modules inside were others in the forward; {_IN_BETWEEN}"
+            )
+        for (name, each), training in zip(present.items(), inside.modes, strict=True):
+            if is_training(each) is not training:
+                mode = "training" if training else "evaluation"
+                raise RecomputedWrong(
+                    f'{where}: the module "{joined(self._path, name)}" was in {mode} mode in the '
+                    "forward, and is not when backward runs it again; "
+                    "call backward() before you change the mode"
+                )
+        for (name, each), hooks in zip(present.items(), inside.hooks, strict=True):
+            found = hooks_of(each)
+            if len(found) != len(hooks) or not all(map(operator.is_, found, hooks)):
+                raise RecomputedWrong(
+                    f'{where}: the module "{joined(self._path, name)}" had other forward hooks in '
+                    f"the forward than now, when backward runs it again; {_IN_BETWEEN}"
+                )
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Context of the second run: the state is as the call found it, and put back at the end."""
-        present = self._present(held=True)
-        present_random = RandomState()
+        """Context of the second run, after `check`: the state is as the call found it, and put back at the end."""
+        inside = self._inside
+        is_as_before = self._is_as_before
+        present = [own for own in inside.own.values() if own.has_any(self._copies)]
+        if not is_as_before:
+            notes = past.PastNotes(objects=past.OUTERMOST, held=True)
+            present = [OwnState(each, notes) for each in inside.modules.values()]
+        present_random = RandomState(self._random)
         copies = {number: copy.clone() for number, copy in self._copies.items()}
         try:
-            for own in self._own.values():
+            for own in present if is_as_before else inside.own.values():
                 own.restore(copies)
             self._random.restore(present_random)
             yield
         finally:
-            for own in present.values():
+            for own in present:
                 own.restore({})
-            present_random.restore(RandomState())
+            if is_as_before and not inside.is_as_before():
+                for own in inside.own.values():
+                    own.restore({})
+            present_random.restore(RandomState(present_random))
 
 
 class StateToPutBack:
@@ -250,132 +279,6 @@ _IN_BETWEEN = (
 )
 
 
-class FixedTensor:
-    """A tensor that has to be the same when the call is run again.
-
-    Attributes:
-        tensor: The tensor.
-        where: The path of the module that has it, within the module that is run again.
-    """
-
-    __slots__ = ("_address", "_version", "tensor", "where")
-
-    def __init__(self, tensor: Tensor, where: str) -> None:
-        self.tensor = tensor
-        self.where = where
-        self._version = version_of(tensor)
-        self._address = _address(tensor)
-
-    def is_changed(self) -> bool:
-        """Whether it was written to since, or given other memory."""
-        return self._version != version_of(self.tensor) or self._address != _address(self.tensor)
-
-    def accept(self) -> None:
-        """Take the present content as the right one: the call itself has changed it."""
-        self._version = version_of(self.tensor)
-        self._address = _address(self.tensor)
-
-
-class OwnState:
-    """The state of one module without those inside: its tables, and all other attributes.
-
-    Args:
-        module: The module.
-        notes: Notes its lists, dicts and objects.
-
-    Attributes:
-        parameters: Its parameters, by name.
-    """
-
-    __slots__ = (
-        "_attributes",
-        "_buffers",
-        "_children",
-        "_generators",
-        "_module",
-        "_type",
-        "parameters",
-    )
-
-    def __init__(self, module: nn.Module, notes: past.PastNotes) -> None:
-        self._module = module
-        self._type = type(module)
-        self._children = dict(own_children(module))
-        self.parameters = dict(own_parameters(module))
-        self._buffers = dict(own_buffers(module))
-        self._attributes: dict[str, Any] = {}
-        self._generators: list[tuple[torch.Generator, Tensor]] = []
-        for name, value in vars(module).items():
-            if name in _OF_MODULE:
-                continue
-            self._attributes[name] = notes.note(value)
-            if isinstance(value, torch.Generator):
-                self._generators.append((value, value.get_state()))
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the buffers and the tensors among the attributes, with their names."""
-        for table in (self._buffers, self._attributes):
-            for name, held in table.items():
-                if isinstance(held, Tensor):
-                    yield name, held
-                elif isinstance(held, past.PastTensor):
-                    yield name, held.alias
-
-    def restore(self, copies: Mapping[int, Tensor]) -> None:
-        """Give the module this state again, with copies in place of some tensors, by their ids.
-
-        A lazy module has become another one by its first call, and stays it.
-        """
-        module = self._module
-        if type(module) is not self._type:
-            return
-        buffers = {name: copies.get(id(held), held) for name, held in self._buffers.items()}
-        put_back(module, buffers)
-        tables: tuple[tuple[Any, dict[str, Any]], ...] = (
-            (own_parameters(module), self.parameters),
-            (own_children(module), self._children),
-        )
-        for table, before in tables:
-            if not past.are_same(dict(table), before):
-                table.clear()
-                table.update(before)
-
-        own = vars(module)
-        for name in own.keys() - self._attributes.keys() - _OF_MODULE:
-            del own[name]
-        for name, noted in self._attributes.items():
-            held = past.put_back(noted, own.get(name))
-            wanted = copies.get(id(held), held)
-            if name not in own or own[name] is not wanted:
-                own[name] = wanted
-        for generator, state in self._generators:
-            generator.set_state(state)
-
-
-def _hooks_of(module: nn.Module) -> list[Any]:
-    """Return the forward hooks of a module that are not Kedge's."""
-    found: list[Any] = []
-    for table in (before_forward(module), after_forward(module)):
-        if table:
-            # By `items`, as PyTorch reads it: `values` of a table with hooks of Kedge's is a copy.
-            found += [hook for _, hook in table.items() if not isinstance(hook, KedgeHook)]
-    return found
-
-
 def _can_copy(value: Tensor) -> bool:
     """Whether a copy can stand for a tensor: it has no graph, and its type is a plain one."""
-    if type(value) not in _PLAIN or value.layout is not torch.strided:
-        return False
-    return not value.requires_grad and not value.is_meta
-
-
-def _address(value: Tensor) -> int:
-    if type(value) not in _PLAIN or value.layout is not torch.strided:
-        return 0
-    return value.data_ptr()
-
-
-def _joined(path: str, name: str) -> str:
-    if not path or not name:
-        return path or name
-    return f"{path}.{name}"
+    return is_plain(value) and not value.requires_grad and not value.is_meta

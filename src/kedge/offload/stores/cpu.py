@@ -10,7 +10,8 @@ that autograd raises for a changed saved tensor.
 Backward reads saved tensors in about the reverse order, and in the same order in each step. So each
 slot has a number within its step, and the store remembers from the step before which number
 followed which; where it does not know that yet, it expects the preceding number. While the window
-has room, the store copies the slots that come next.
+has room, the store copies the slots that come next. It goes on where it stopped at the read before:
+a slot whose source is still held is passed over, and copied when it has arrived in host memory.
 
 # Note [The window]
 A program runs ahead of its device, so all that may be on its way is held: the sources of copies
@@ -27,7 +28,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -55,13 +56,13 @@ class ReadOrder:
         self._known: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._last: int | None = None
-        # The number that is expected next, and the last one of those from there on that were read
-        # ahead, one after the other.
+        # The number that is expected next, and the last one of those from there on that were looked
+        # at.
         self._next: int | None = None
         self._front: int | None = None
 
     def asked(self, number: int) -> int:
-        """Record that a number was read; returns the last of those that were read ahead after it."""
+        """Record that a number was read; returns the last of those after it that were looked at."""
         before = self._last
         if before is not None and before != number:
             self._seen[before] = number
@@ -73,8 +74,8 @@ class ReadOrder:
         self._next = next(self.after(number), None)
         return front
 
-    def read_ahead(self, number: int) -> None:
-        """Record that a number was read ahead, and all before it that are expected."""
+    def looked_at(self, number: int) -> None:
+        """Record that nothing is left to do ahead for a number, and all that are expected before it."""
         self._front = number
 
     def ended(self) -> None:
@@ -123,17 +124,17 @@ class CpuSlot:
         stream: The stream that the source was computed on.
         version: The version of the source when it was put.
         torn: Whether the source changed before its copy was done.
-        read: The events of copies back from the place.
+        last: The event after which all copies from and to the place are complete.
         loaded: The bytes that were read ahead, if any.
     """
 
     __slots__ = (
         "device",
+        "last",
         "loaded",
         "nbytes",
         "number",
         "place",
-        "read",
         "source",
         "store",
         "stream",
@@ -152,7 +153,7 @@ class CpuSlot:
         self.version = version_of(source)
         self.stream: Any = None
         self.written: Any = None
-        self.read: list[Any] = []
+        self.last: Any = None
         self.loaded: LoadedBytes | None = None
         self.torn = False
 
@@ -214,11 +215,15 @@ class CopiesOut:
     Args:
         device: The device interface that copies.
         window: The bytes that may be on their way.
+        landed: Called with each slot whose copy is done.
     """
 
-    def __init__(self, device: CopyDevice, window: CopyWindow) -> None:
+    def __init__(
+        self, device: CopyDevice, window: CopyWindow, landed: Callable[[CpuSlot], None]
+    ) -> None:
         self._device = device
         self._window = window
+        self._landed = landed
         self._slots: deque[CpuSlot] = deque()
         self._nbytes = 0
 
@@ -231,33 +236,35 @@ class CopiesOut:
         for event in (device.mark(stream), *slot.place.busy):
             device.after(out, event)
         device.copy(slot.place.host, data, out)
-        slot.written = device.mark(out)
+        slot.written = slot.last = device.mark(out)
         self._slots.append(slot)
         self._nbytes += slot.nbytes
 
     def settle(self) -> None:
         """Drop the sources of finished copies."""
         while self._slots and self._device.reached(self._slots[0].written):
-            self._landed()
+            self._drop_source()
 
     def wait(self) -> None:
         """Wait while more bytes than the window allows are on their way."""
         while self._nbytes > self._window.nbytes:
             self._device.wait(self._slots[0].written)
-            self._landed()
+            self._drop_source()
 
     def finish(self) -> None:
         """Wait for all copies."""
         while self._slots:
             self._device.wait(self._slots[0].written)
-            self._landed()
+            self._drop_source()
 
-    def _landed(self) -> None:
+    def _drop_source(self) -> None:
+        """Drop the source of the first copy, which is done."""
         slot = self._slots.popleft()
         self._nbytes -= slot.nbytes
         # See Note [Bytes of now].
         slot.torn = slot.source is not None and version_of(slot.source) != slot.version
         slot.source = None
+        self._landed(slot)
 
 
 class CopiesIn:
@@ -274,44 +281,56 @@ class CopiesIn:
         self._most = window.most
         self._order = ReadOrder()
         self._ahead = 0  # bytes read ahead and not yet requested
+        # Slots that were passed over, as their sources were held.
+        self._passed: set[CpuSlot] = set()
         # Read ahead in vain, and perhaps still being written to.
         self._retired: list[LoadedBytes] = []
 
     def step_ended(self) -> None:
         """End a step: its order is the order expected in the next one."""
         self._order.ended()
+        self._passed.clear()
 
     def get(self, slot: CpuSlot, stream: Any) -> Tensor:
         """Return a slot's bytes, read ahead or read now; the stream waits for their arrival."""
         device = self._device
         found = slot.loaded
         if found is None:
-            found = self._load(slot)
+            found = self._load(slot, stream)
         elif found.stream == stream or device.lend(found.target, stream):
             slot.loaded = None
             self._ahead -= slot.nbytes
         else:  # its memory is that of another stream, and cannot be kept for this one
             self.forget(slot)
-            found = self._load(slot)
+            found = self._load(slot, stream)
         device.after(stream, found.arrived)
         return found.target
 
-    def follow(self, slot: CpuSlot, alive: Mapping[int, CpuSlot]) -> None:
-        """Read ahead the slots expected after the given one."""
+    def follow(self, slot: CpuSlot, stream: Any, alive: Mapping[int, CpuSlot]) -> None:
+        """Read ahead what is expected after a slot that a stream reads; see Note [Read ahead]."""
         order = self._order
-        unbroken = True
+        self._passed.discard(slot)
         for number in order.after(order.asked(slot.number)):
             following = alive.get(number)
-            if following is None or following.device != slot.device:
-                continue
-            if not self.prefetch(following):
-                return
-            unbroken = unbroken and following.loaded is not None
-            if unbroken:
-                order.read_ahead(number)
+            if following is not None and following.device == slot.device:
+                if following.source is not None:
+                    self._passed.add(following)
+                elif not self.prefetch(following, stream):
+                    return
+            order.looked_at(number)
 
-    def prefetch(self, slot: CpuSlot) -> bool:
-        """Start to copy a slot's bytes back; False if the window or the device has no room."""
+    def landed(self, slot: CpuSlot) -> None:
+        """Read a slot ahead that was passed over, and has arrived in host memory."""
+        if slot in self._passed:
+            self._passed.discard(slot)
+            self.prefetch(slot, self._device.current(slot.device))
+
+    def prefetch(self, slot: CpuSlot, stream: Any) -> bool:
+        """Start to copy a slot's bytes back for a stream.
+
+        Returns:
+            False if the window or the device has no room.
+        """
         if slot.loaded is not None or slot.source is not None or slot.torn:
             return True
         room = min(self._most, self._window.nbytes)
@@ -320,7 +339,7 @@ class CopiesIn:
         if self._ahead + slot.nbytes > room:
             return False
         try:
-            slot.loaded = self._load(slot)
+            slot.loaded = self._load(slot, stream)
         except torch.OutOfMemoryError:
             # Bytes that are not needed yet must not end the program.
             self._most = self._ahead
@@ -330,6 +349,7 @@ class CopiesIn:
 
     def forget(self, slot: CpuSlot) -> None:
         """Drop the bytes that were read ahead for a freed slot."""
+        self._passed.discard(slot)
         if slot.loaded is not None:
             self._retired.append(slot.loaded)
             self._ahead -= slot.nbytes
@@ -345,17 +365,16 @@ class CopiesIn:
             self._device.wait(each.arrived)
         self._retired = []
 
-    def _load(self, slot: CpuSlot) -> LoadedBytes:
+    def _load(self, slot: CpuSlot, stream: Any) -> LoadedBytes:
         device = self._device
-        stream = device.current(slot.device)
         target = device.room(slot.nbytes, slot.device)
         allocated = device.mark(stream)
         into = device.own(slot.device, "in")
         device.after(into, allocated)
         device.after(into, slot.written)
         device.copy(target, slot.place.host, into)
-        arrived = device.mark(into)
-        slot.read = [*(event for event in slot.read if not device.reached(event)), arrived]
+        # Copies back run one after the other, and behind the copy out.
+        arrived = slot.last = device.mark(into)
         return LoadedBytes(target, arrived, stream)
 
 
@@ -390,8 +409,8 @@ class CpuStore:
             self._window = CopyWindow(WINDOW, fixed=False)
         else:
             self._window = CopyWindow(window, fixed=True)
-        self._out = CopiesOut(self._device, self._window)
         self._in = CopiesIn(self._device, self._window)
+        self._out = CopiesOut(self._device, self._window, self._in.landed)
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._takes: dict[torch.device, bool] = {}
@@ -456,19 +475,19 @@ class CpuStore:
             target = self._from_source(slot, stream)
             if target is None:
                 target = self._in.get(slot, stream)
-            self._in.follow(slot, self._alive)
+            self._in.follow(slot, stream, self._alive)
         return target
 
     def prefetch(self, slot: CpuSlot) -> None:
         """Start to copy a slot's bytes back, if the window has room."""
-        if slot.loaded is not None:
+        if slot.loaded is not None or slot.source is not None:
             return
         with self._lock:
             self._settle()
-            self._in.prefetch(slot)
+            self._in.prefetch(slot, self._device.current(slot.device))
 
     def release(self, slot: CpuSlot) -> None:
-        """Release a slot's place as soon as that is safe.
+        """Release a slot's place, at the next call of a method at the latest.
 
         Callable at any moment, also by the garbage collector.
         """
@@ -476,6 +495,8 @@ class CpuStore:
         if sys.is_finalizing() or os.getpid() != self._process:
             return
         self._freed.append(slot)
+        if slot.loaded is None and slot.source is None and not self._closed:
+            return  # it holds nothing of the device's
         # If a method of this store is active, in this thread or another one, the next method call
         # does it.
         settled = True
@@ -512,7 +533,7 @@ class CpuStore:
     def _forget(self, slot: CpuSlot) -> None:
         del self._alive[slot.number]
         self._in.forget(slot)
-        self._memory.release(slot.place, [slot.written, *slot.read])
+        self._memory.release(slot.place, slot.last)
 
     def _from_source(self, slot: CpuSlot, stream: Any) -> Tensor | None:
         """Copy on the device itself if the source is still held.

@@ -10,8 +10,6 @@ import errno
 import mmap
 import sys
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -32,8 +30,8 @@ class PinnedRange:
 
     Attributes:
         host: The bytes.
-        busy: Events of copies from and to these bytes that may not be done; a write to them has to
-            wait for these.
+        busy: Events of earlier copies from and to these bytes that may not be done; a write to them
+            has to wait for these.
     """
 
     __slots__ = ("block", "busy", "host", "size", "start")
@@ -85,21 +83,29 @@ class PinnedRanges:
             start = block.free.take(_rounded(nbytes))
             assert start is not None  # noqa: S101 - it was made large enough
         taken = PinnedRange(block, start, nbytes)
-        taken.busy = block.pending(start, start + taken.size, self._device)
+        for event in block.busy.take(start, start + taken.size):
+            if not self._device.reached(event):
+                taken.busy.append(event)
         return taken
 
-    def release(self, taken: PinnedRange, busy: Sequence[Any]) -> None:
-        """Take a range back; the next copy to these bytes waits for the events."""
+    def release(self, taken: PinnedRange, last: Any) -> None:
+        """Take a range back.
+
+        Args:
+            taken: The range.
+            last: The event behind all copies from and to it, for which the next copy to it waits;
+                None if there were none.
+        """
         block = taken.block
         start = taken.start
-        end = start + taken.size
         block.free.release(start, taken.size)
-        block.busy.extend((start, end, event) for event in busy)
+        if last is not None:
+            block.busy.add(start, start + taken.size, last)
 
     def close(self) -> None:
         """Return all memory to the system; waits for the copies from and to it."""
         for block in self._blocks:
-            for _, _, event in block.busy:
+            for event in block.busy.events():
                 self._device.wait(event)
             if block.pinned:
                 self._device.unpin(block.host.data_ptr())
@@ -184,13 +190,51 @@ class FreeRanges:
         return size
 
 
+class BusyRanges:
+    """The ranges of a block that copies may still work on, after they were taken back.
+
+    They do not overlap: a range is taken with the events of what lay there before.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []  # sorted
+        self._ranges: dict[int, tuple[int, Any]] = {}  # start -> (end, event)
+
+    def add(self, start: int, end: int, event: Any) -> None:
+        """Record the event behind all copies from and to a range."""
+        insort(self._starts, start)
+        self._ranges[start] = end, event
+
+    def take(self, start: int, end: int) -> list[Any]:
+        """Forget the part of the ranges that lies in the given one; returns their events."""
+        first = bisect_left(self._starts, start)
+        if first > 0 and self._ranges[self._starts[first - 1]][0] > start:
+            first -= 1
+        behind = bisect_left(self._starts, end)
+        events = []
+        outside = []
+        for begun in self._starts[first:behind]:
+            ended, event = self._ranges.pop(begun)
+            events.append(event)
+            for left, right in ((begun, start), (end, ended)):
+                if left < right:
+                    outside.append(left)
+                    self._ranges[left] = right, event
+        self._starts[first:behind] = outside
+        return events
+
+    def events(self) -> list[Any]:
+        """Return the events of all ranges."""
+        return [event for _, event in self._ranges.values()]
+
+
 class _Block:
     """One mapping of memory from the system.
 
     Attributes:
         host: Its bytes.
         free: Its free ranges.
-        busy: Copies that may still run in ranges already taken back: start, end, event.
+        busy: Its ranges that were taken back, and that copies may still work on.
         own: Whether it is a mapping, and not memory that PyTorch has locked.
         pinned: Whether the pages of a mapping are locked.
     """
@@ -203,18 +247,8 @@ class _Block:
             given = torch.frombuffer(_map(size), dtype=torch.uint8)
         self.host = given
         self.free = FreeRanges(size)
-        self.busy: deque[tuple[int, int, Any]] = deque()
+        self.busy = BusyRanges()
         self.pinned = False
-
-    def pending(self, start: int, end: int, device: CopyDevice) -> list[Any]:
-        """Return the events to wait for before bytes are written.
-
-        Those that are reached are forgotten, in the order in which they came, up to the first that
-        is not.
-        """
-        while self.busy and device.reached(self.busy[0][2]):
-            self.busy.popleft()
-        return [event for begun, ended, event in self.busy if begun < end and start < ended]
 
 
 def _map(size: int) -> mmap.mmap:

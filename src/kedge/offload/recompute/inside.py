@@ -1,0 +1,249 @@
+"""A module and those inside, as a call finds them: their tables, attributes, modes and hooks.
+
+# Note [As before]
+Nearly always a call finds the modules as the one before did, and its second run finds them so, too.
+That is seen in one pass over all their tables, a microsecond for each module: they have the same
+objects under the same names. It is no proof where an attribute is a list, a dict or an object,
+which may have other content; such modules are noted for each call, with that content.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kedge.hooks.placing.concealed import hooks_of_program
+from kedge.offload.recompute import past
+from kedge.torch_internals.hook_tables import after_forward, before_forward
+from kedge.torch_internals.module_tables import (
+    is_replica,
+    modules_in,
+    own_buffers,
+    own_children,
+    own_parameters,
+    put_back,
+)
+from kedge.torch_internals.tensors import version_of
+from kedge.torch_internals.torchscript import is_training
+
+_OF_MODULE = frozenset(vars(nn.Module()))
+"""The attributes that every module has: its tables and its mode."""
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+
+
+class PlacedTensor(NamedTuple):
+    """A parameter, a buffer or another tensor of a module.
+
+    Attributes:
+        name: Its name within the module that is called.
+        where: The path of the module that has it.
+        tensor: The tensor.
+        is_parameter: Whether it is a parameter of the module.
+    """
+
+    name: str
+    where: str
+    tensor: Tensor
+    is_parameter: bool
+
+    def mark(self) -> tuple[int, int]:
+        """Return what changes when it is written to, or given other memory: its version and its address."""
+        tensor = self.tensor
+        if is_plain(tensor):
+            return version_of(tensor), tensor.data_ptr()
+        return version_of(tensor), 0
+
+
+class ModulesInside:
+    """A module and those inside, as they were when this was made.
+
+    Args:
+        module: The module.
+
+    Attributes:
+        modules: They, by their paths within the module.
+        modes: Whether each was in training mode.
+        hooks: The forward hooks of each that are not Kedge's.
+        own: The state of each.
+        tensors: Their tensors: of each module first the parameters.
+        ids: The ids of the modules.
+        is_kept: Whether `is_as_before` can tell that they have not changed.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.modules = modules_in(module)
+        each = self.modules.values()
+        self.modes = tuple(map(is_training, each))
+        self.hooks = [hooks_of(one) for one in each]
+        # See Note [Graphs of before] in `kedge.offload.recompute.past`.
+        notes = past.PastNotes(objects=past.OUTERMOST, held=False)
+        self.own = {where: OwnState(one, notes) for where, one in self.modules.items()}
+
+        self.tensors: list[PlacedTensor] = []
+        for where, own in self.own.items():
+            for name, held in own.parameters.items():
+                if isinstance(held, Tensor):
+                    self.tensors.append(PlacedTensor(joined(where, name), where, held, True))
+            for name, held in own.tensors():
+                self.tensors.append(PlacedTensor(joined(where, name), where, held, False))
+        self.ids = frozenset(map(id, each))
+
+        tables = _tables(each)
+        # A table that is made anew at each look shows no later change.
+        lasting = all(map(operator.is_, tables, _tables(each)))
+        self.is_kept = lasting and all(own.told for own in self.own.values())
+        if self.is_kept:  # else it could hold a graph
+            self._tables = tables
+            self._kinds = list(map(type, each))
+            self._names = list(chain.from_iterable(tables))
+            self._held = list(_values(tables))
+
+    def is_of(self, module: nn.Module) -> bool:
+        """Whether a module is the one around the others."""
+        return self.modules[""] is module
+
+    def is_as_before(self) -> bool:
+        """Whether all modules are sure to be as they were; see Note [As before]."""
+        if not self.is_kept:
+            return False
+        tables = self._tables
+        return (
+            sum(map(len, tables)) == len(self._held)
+            and all(map(operator.is_, _values(tables), self._held))
+            and list(chain.from_iterable(tables)) == self._names
+            and list(map(type, self.modules.values())) == self._kinds
+        )
+
+
+class OwnState:
+    """The state of one module without those inside: its tables, and all other attributes.
+
+    Args:
+        module: The module.
+        notes: Notes its lists, dicts and objects.
+
+    Attributes:
+        parameters: Its parameters, by name.
+        told: Whether each change of it shows as another object in its place, and nothing of it is
+            better not held: there is no list, dict or object whose content counts, and no tensor
+            among the attributes, whose memory the module may drop.
+    """
+
+    __slots__ = (
+        "_attributes",
+        "_buffers",
+        "_children",
+        "_generators",
+        "_module",
+        "_type",
+        "parameters",
+        "told",
+    )
+
+    def __init__(self, module: nn.Module, notes: past.PastNotes) -> None:
+        self._module = module
+        self._type = type(module)
+        self._children = dict(own_children(module))
+        self.parameters = dict(own_parameters(module))
+        self._buffers = dict(own_buffers(module))
+        self.told = not is_replica(module)
+        self._attributes: dict[str, Any] = {}
+        self._generators: list[tuple[torch.Generator, Tensor]] = []
+        for name, value in vars(module).items():
+            if name in _OF_MODULE:
+                continue
+            noted = self._attributes[name] = notes.note(value)
+            if isinstance(value, torch.Generator):
+                self._generators.append((value, value.get_state()))
+            if noted is not value or isinstance(value, (torch.Generator, Tensor)):
+                self.told = False
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the buffers and the tensors among the attributes, with their names."""
+        for table in (self._buffers, self._attributes):
+            for name, held in table.items():
+                if isinstance(held, Tensor):
+                    yield name, held
+                elif isinstance(held, past.PastTensor):
+                    yield name, held.alias
+
+    def has_any(self, copies: Mapping[int, Tensor]) -> bool:
+        """Whether a copy is to be put in place of one of its buffers, given the copies by the buffers' ids."""
+        if not copies:
+            return False
+        return any(id(held) in copies for _, held in self.tensors())
+
+    def restore(self, copies: Mapping[int, Tensor]) -> None:
+        """Give the module this state again, with copies in place of some tensors, by their ids.
+
+        A lazy module has become another one by its first call, and stays it.
+        """
+        module = self._module
+        if type(module) is not self._type:
+            return
+        buffers = {name: copies.get(id(held), held) for name, held in self._buffers.items()}
+        put_back(module, buffers)
+        tables: tuple[tuple[Any, dict[str, Any]], ...] = (
+            (own_parameters(module), self.parameters),
+            (own_children(module), self._children),
+        )
+        for table, before in tables:
+            if not past.are_same(dict(table), before):
+                table.clear()
+                table.update(before)
+
+        own = vars(module)
+        for name in own.keys() - self._attributes.keys() - _OF_MODULE:
+            del own[name]
+        for name, noted in self._attributes.items():
+            held = past.put_back(noted, own.get(name))
+            wanted = copies.get(id(held), held)
+            if name not in own or own[name] is not wanted:
+                own[name] = wanted
+        for generator, state in self._generators:
+            generator.set_state(state)
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """Return the forward hooks of a module that are not Kedge's."""
+    found: list[Any] = []
+    for table in (before_forward(module), after_forward(module)):
+        if table:
+            found += hooks_of_program(table)
+    return found
+
+
+def _tables(modules: Iterable[nn.Module]) -> list[Any]:
+    found: list[Any] = []
+    for module in modules:
+        found += [
+            vars(module),
+            own_parameters(module),
+            own_buffers(module),
+            own_children(module),
+            before_forward(module),
+            after_forward(module),
+        ]
+    return found
+
+
+def _values(tables: Iterable[Any]) -> Iterator[Any]:
+    """Yield what dicts have, also of hooks that their own `values` leaves out."""
+    return chain.from_iterable(map(dict.values, tables))
+
+
+def is_plain(value: Tensor) -> bool:
+    """Whether a tensor is one of PyTorch's own types, with memory as a dense one has it."""
+    return type(value) in _PLAIN and value.layout is torch.strided
+
+
+def joined(path: str, name: str) -> str:
+    """Return the name of something in a module, as seen from a module around it."""
+    if not path or not name:
+        return path or name
+    return f"{path}.{name}"

@@ -129,6 +129,27 @@ def buffers_in(module: nn.Module) -> dict[str, Tensor]:
     return _once(module, own_buffers)
 
 
+def parameters_and_buffers(module: nn.Module) -> tuple[list[nn.Parameter], list[Tensor]]:
+    """Return all parameters and all buffers of a module, each once, in any order: at every step of a program."""
+    parameters: dict[int, Any] = {}
+    buffers: dict[int, Tensor] = {}
+    seen = {id(module)}
+    left = [module]
+    while left:
+        inside = left.pop()
+        for param in own_parameters(inside).values():
+            if param is not None:
+                parameters[id(param)] = param
+        for buffer in own_buffers(inside).values():
+            if buffer is not None:
+                buffers[id(buffer)] = buffer
+        for child in own_children(inside).values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                left.append(child)
+    return list(parameters.values()), list(buffers.values())
+
+
 def _once(module: nn.Module, table: Callable[[nn.Module], Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     seen: set[int] = set()

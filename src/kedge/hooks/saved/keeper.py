@@ -188,7 +188,7 @@ class KeeperCalls(OpenCalls[SavingPlace]):
             self.step_aside("torch.func")
             return False
         if top is not None and is_checkpoint(top) and not (self.watches and graph_task() != -1):
-            if graph_task() == -1:
+            if graph_task() == -1 and self.asleep_in is None:
                 self._pass(frame_of(top[0]), place)
             return False  # see Note [Checkpoints keep nothing]
         pair_stack.put(self, place, top)

@@ -16,7 +16,7 @@ holds; this count does.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from kedge.offload.held.raw_bytes import EntryKey, own_key
 from kedge.offload.held.steps import ModelCall
 from kedge.offload.outcomes import OffloadAccount
 from kedge.sites import leaves
-from kedge.torch_internals.module_tables import buffers_in, parameters_in
+from kedge.torch_internals.module_tables import parameters_and_buffers
 from kedge.torch_internals.storages import identity_of
 from kedge.torch_internals.tensors import is_sharded, root_of
 
@@ -88,17 +88,27 @@ class ModelStorages:
 
     def update(self, inputs: Any) -> None:
         """Read the storages again at the beginning of a forward pass: some may have been replaced."""
-        parameters = parameters_in(self._model).values()
+        parameters, buffers = parameters_and_buffers(self._model)
         self.lasting = self.lasting and not any(map(is_sharded, parameters))
 
+        before = self._known
         self._known = {}
-        self._learn("input", (tensor for _, tensor in leaves.find(inputs)))
-        self._learn("buffer", buffers_in(self._model).values())
-        self._learn("parameter", parameters)
+        self._learn("input", (tensor for _, tensor in leaves.find(inputs)), before)
+        self._learn("buffer", buffers, before)
+        self._learn("parameter", parameters, before)
 
-    def _learn(self, why: str, tensors: Iterable[Tensor]) -> None:
+    def _learn(
+        self,
+        why: str,
+        tensors: Iterable[Tensor],
+        before: Mapping[int, tuple[str, StorageWeakRef]],
+    ) -> None:
         for storage in _storages(tensors):
-            self._known[identity_of(storage)] = why, StorageWeakRef(storage)
+            number = identity_of(storage)
+            known = before.get(number)
+            if known is None or known[0] != why:
+                known = why, StorageWeakRef(storage)
+            self._known[number] = known
 
     def why(self, value: Tensor, number: int) -> str | None:
         """Return the reason why a tensor, on the storage of this number, stays in any case.

@@ -51,13 +51,6 @@ class PlacedTensor(NamedTuple):
     tensor: Tensor
     is_parameter: bool
 
-    def mark(self) -> tuple[int, int]:
-        """Return what changes when it is written to, or given other memory: its version and its address."""
-        tensor = self.tensor
-        if is_plain(tensor):
-            return version_of(tensor), tensor.data_ptr()
-        return version_of(tensor), 0
-
 
 class ModulesInside:
     """A module and those inside, as they were when this was made.
@@ -92,6 +85,8 @@ class ModulesInside:
             for name, held in own.tensors():
                 self.tensors.append(PlacedTensor(joined(where, name), where, held, False))
         self.ids = frozenset(map(id, each))
+        self._contents = [held.tensor for held in self.tensors]
+        self._plain = list(filter(is_plain, self._contents))
 
         tables = _tables(each)
         # A table that is made anew at each look shows no later change.
@@ -106,6 +101,23 @@ class ModulesInside:
     def is_of(self, module: nn.Module) -> bool:
         """Whether a module is the one around the others."""
         return self.modules[""] is module
+
+    def marks(self) -> list[int]:
+        """Return what changes when a tensor is written to, or given other memory.
+
+        The versions of all tensors, and the addresses of those that have one.
+        """
+        return [*map(version_of, self._contents), *map(Tensor.data_ptr, self._plain)]
+
+    def written(self, before: list[int]) -> set[str]:
+        """Return the names of the tensors whose marks have changed."""
+        now = self.marks()
+        if now == before:  # nearly always
+            return set()
+        names = [held.name for held in self.tensors]
+        names += [held.name for held in self.tensors if is_plain(held.tensor)]
+        marks = zip(names, now, before, strict=True)
+        return {name for name, mark, former in marks if mark != former}
 
     def is_as_before(self) -> bool:
         """Whether all modules are sure to be as they were; see Note [As before]."""

@@ -104,7 +104,7 @@ class ModuleState:
         self._inside = inside = earlier.inside(module)
         self._is_as_before = True
 
-        self._marks = [held.mark() for held in inside.tensors]
+        self._marks = inside.marks()
         self._copies: dict[int, Tensor] = {}
         self._late: str | None = None
         changed = earlier.changed(inside.modes)
@@ -124,15 +124,6 @@ class ModuleState:
         for held in self._inside.tensors:
             yield held.tensor
 
-    def _written(self) -> set[str]:
-        """Return the names of the tensors that were written to since, or given other memory."""
-        tensors = self._inside.tensors
-        present = [held.mark() for held in tensors]
-        if present == self._marks:  # nearly always
-            return set()
-        marks = zip(tensors, present, self._marks, strict=True)
-        return {held.name for held, now, before in marks if now != before}
-
     def end(self) -> None:
         """Note what the call has changed, at its end.
 
@@ -140,7 +131,7 @@ class ModuleState:
             RecomputedWrong: It has changed a parameter in place.
         """
         inside = self._inside
-        written = self._written()
+        written = inside.written(self._marks)
         changed: set[str] = set()
         for held in inside.tensors if written or self._copies else ():
             copy = self._copies.get(id(held.tensor))
@@ -161,7 +152,7 @@ class ModuleState:
             if copy is None:
                 self._late = held.name
         if written:  # from now on the present content is the right one
-            self._marks = [held.mark() for held in inside.tensors]
+            self._marks = inside.marks()
 
         for held in inside.tensors if self._copies else ():
             if held.where not in changed:
@@ -184,7 +175,7 @@ class ModuleState:
                 "had done before, so its former values were not copied; "
                 "leave this module out of recompute=, or run this step again"
             )
-        written = self._written()
+        written = self._inside.written(self._marks)
         for held in self._inside.tensors if written else ():
             if held.name in written and id(held.tensor) not in self._copies:
                 kind = "parameter" if held.is_parameter else "buffer"

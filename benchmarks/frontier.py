@@ -113,6 +113,17 @@ def resnet() -> Model:
     )
 
 
+def resnet50() -> Model:
+    """Return a ResNet-50 with a batch of small images."""
+    return Model(
+        models.DeepResNet,
+        torch.randn(4, 3, 64, 64),
+        torch.randint(0, 1000, (4,)),
+        "layer*.*",
+        "layer*.[135]",
+    )
+
+
 def vit() -> Model:
     """Return a vision transformer of 8 layers and width 192."""
     return Model(
@@ -135,7 +146,13 @@ def unet() -> Model:
     )
 
 
-MODELS: dict[str, Callable[[], Model]] = {"gpt": gpt, "resnet": resnet, "vit": vit, "unet": unet}
+MODELS: dict[str, Callable[[], Model]] = {
+    "gpt": gpt,
+    "resnet": resnet,
+    "resnet50": resnet50,
+    "vit": vit,
+    "unet": unet,
+}
 COMPILER = "torch: compiler"
 BUDGETS = (1.0, 0.7, 0.5, 0.3)
 KEPT = frozenset(

@@ -7,6 +7,8 @@ optimizer and the gradients of the step before. "half" is half of what the bare 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ STEPS = 4
 GB = 1e9
 AMPLE = 40 * GB
 """The memory of a device on which all models have their full batch."""
+BLOCKS = (models.Bottleneck, models.Layer)
 Case = Callable[[nn.Module, int], Any]
 
 
@@ -48,15 +51,31 @@ class Found:
 def checkpointed(model: nn.Module, half: int) -> Any:
     """Have each block of a model recompute what it saves."""
     for block in model.modules():
-        if isinstance(block, models.Bottleneck | models.Layer):
+        if isinstance(block, BLOCKS):
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     return contextlib.nullcontext()
+
+
+def streamed(model: nn.Module, half: int) -> Any:
+    """Move saved tensors to the host as torchtune does, on a stream of their own."""
+    training: Any = importlib.import_module("torchtune.training")
+    return training.OffloadActivations(use_pin_memory=True, use_streams=True)
+
+
+def recomputed(model: nn.Module, **options: Any) -> Any:
+    """Have Kedge recompute the blocks of a model, if it has any."""
+    paths = [path for path, each in model.named_modules() if isinstance(each, BLOCKS)]
+    if paths:
+        options["recompute"] = ", ".join(paths)
+    return kedge.offload(model, **options)
 
 
 CASES: dict[str, Case] = {
     "bare": lambda model, half: contextlib.nullcontext(),
     "checkpoint, each block": checkpointed,
     "kedge.offload(model)": lambda model, half: kedge.offload(model),
+    "recompute=, each block": lambda model, half: recomputed(model),
+    "recompute=, max_memory=half": lambda model, half: recomputed(model, max_memory=half),
     "max_slowdown=1.05": lambda model, half: kedge.offload(
         model, to=kedge.Cpu(), max_slowdown=1.05
     ),
@@ -66,6 +85,8 @@ CASES: dict[str, Case] = {
     ),
     "bare again": lambda model, half: contextlib.nullcontext(),
 }
+if importlib.util.find_spec("torchtune") is not None:
+    CASES["torchtune, streamed"] = streamed
 
 
 def offload(bench: Bench) -> None:

@@ -298,7 +298,11 @@ def test_actions_of_compiled_code_run_in_their_order(compiled: Callable[..., Any
 
 @pytest.mark.parametrize(
     ("backend", "action"),
-    [full("aot_eager", kedge.record), ("aot_eager", kedge.measure), ("inductor", kedge.measure)],
+    [
+        full("aot_eager", kedge.record),
+        ("aot_eager", kedge.measure),
+        full("inductor", kedge.measure),  # half a minute of a C++ compiler
+    ],
 )
 def test_observing_a_compiled_model_changes_no_bit(
     backend: str, action: Callable[[], Any], compiled: Callable[..., Any]

@@ -5,12 +5,17 @@ time over that of what it is compared with in the same round. Machines drift, ra
 do not.
 
     python benchmarks/overhead.py [--rounds 30] [--threads 1] [--only value,small,steps,event,run,modules,printed]
+
+With an accelerator, and with ``--import MODULE:FUNCTION`` on one that a function registers, a
+measured value is also one of the device: then it is the host's time that is printed, the
+processor's time of the thread.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import importlib.util
 import random
 import resource
@@ -258,9 +263,10 @@ class _Fresh(nn.Module):
         return x.detach()
 
 
-def value(rounds: int) -> None:
+def value(rounds: int, device: str = "cpu") -> None:
     """Print what a measured value costs over an empty PyTorch hook: 64 x 32 numbers, statistics in full."""
     modules, passes = 100, 30
+    clock = time.perf_counter if device == "cpu" else time.thread_time
     kinds: dict[str, Callable[[nn.Module], Any]] = {
         "no hook": lambda m: [],
         "empty PyTorch hook": lambda m: [c.register_forward_hook(lambda *_: None) for c in m],
@@ -272,17 +278,22 @@ def value(rounds: int) -> None:
     }
     running = {name: nn.Sequential(*(_Fresh() for _ in range(modules))) for name in kinds}
     handles = [handle for name, model in running.items() for handle in kinds[name](model)]
-    x, times = torch.randn(64, 32), {name: [] for name in kinds}
+    x, times = torch.randn(64, 32).to(device), {name: [] for name in kinds}
     for _ in range(rounds):
         for name in random.sample(list(kinds), len(kinds)):
-            start = time.perf_counter()
+            spent = 0.0
             for _ in range(passes):
+                start = clock()
                 running[name](x)
-            times[name].append((time.perf_counter() - start) / (passes * modules) * 1e6)
+                spent += clock() - start
+                if device != "cpu":
+                    torch.accelerator.synchronize()
+            times[name].append(spent / (passes * modules) * 1e6)
     for handle in handles:
         handle.remove()
     print(
-        "\na measured value, microseconds over an empty PyTorch hook, end of the step included (to reach 8)"
+        f"\na measured value on {device}, microseconds over an empty PyTorch hook, "
+        "end of the step included (to reach 8)"
     )
     for name, each in times.items():
         over = sorted(a - b for a, b in zip(each, times["empty PyTorch hook"], strict=True))
@@ -496,12 +507,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="value,small,event,steps,run,modules,printed")
+    parser.add_argument("--import", dest="registers", metavar="MODULE:FUNCTION")
     args = parser.parse_args()
+    if args.registers is not None:
+        module, _, function = args.registers.partition(":")
+        getattr(importlib.import_module(module), function)()
     torch.set_num_threads(args.threads)
     random.seed(0)
     print(f"torch {torch.__version__}, {args.threads} thread(s)")
+    devices = ["cpu"]
+    found = torch.accelerator.current_accelerator()
+    if found is not None:
+        devices.append(found.type)
     parts = {
-        "value": lambda: value(min(args.rounds, 15)),
+        "value": lambda: [value(min(args.rounds, 15), device) for device in devices],
         "small": lambda: small(min(args.rounds, 10)),
         "event": lambda: event(min(args.rounds, 15)),
         "steps": lambda: steps(args.rounds),

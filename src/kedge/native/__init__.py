@@ -19,7 +19,9 @@ bounds.
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from types import ModuleType
 from typing import Any, Literal
 
@@ -108,6 +110,20 @@ def _know_none(tensors: Sequence[Tensor | None]) -> tuple[float, int, list[int]]
 def _no_channels(_tensor: Tensor, _dim: int) -> bytes | None:
     return None
 
+
+def _same_entries(tables: list[dict[Any, Any]], names: list[Any], values: list[Any]) -> bool:
+    return (
+        sum(map(len, tables)) == len(names)
+        and all(map(operator.is_, chain.from_iterable(map(dict.values, tables)), values))
+        and all(map(operator.is_, chain.from_iterable(map(dict.keys, tables)), names))
+    )
+
+
+#: ``same_entries(tables, names, values)`` tells whether dicts have just these names and values, one
+#: after the other, the same objects, in the order of a plain dict. It has nothing to do with values.
+same_entries: Callable[[list[dict[Any, Any]], list[Any], list[Any]], bool] = (
+    _same_entries if _compiled is None else _compiled.same_entries
+)
 
 #: ``measure_into(table, row, tensor, what=0)`` measures a value into a row of a table, which is an
 #: array from `table()` or, slightly faster, a memoryview of one. Returns the number of real numbers

@@ -264,6 +264,43 @@ static PyObject *histograms(PyObject *module, PyObject *const *args, Py_ssize_t 
     return found;
 }
 
+/* -- dicts --------------------------------------------------------------------------------------------------- */
+
+/* Compares what a dict has with the entries of lists from an index on: how many; -1 if they differ. No Python code runs meanwhile. */
+static Py_ssize_t entries_from(PyObject *table, PyObject *names, PyObject *values, Py_ssize_t first) {
+    Py_ssize_t n = PyList_Size(names), found = first, place = 0;
+    PyObject *name, *value;
+    while (PyDict_Next(table, &place, &name, &value)) {
+        if (found >= n || PyList_GetItem(names, found) != name || PyList_GetItem(values, found) != value) return -1;
+        found++;
+    }
+    return found - first;
+}
+
+static PyObject *same_entries(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    if (takes(given, 3, 3, "same_entries(tables, names, values)")) return NULL;
+    for (int i = 0; i < 3; i++)
+        if (!PyList_Check(args[i])) return PyErr_Format(PyExc_TypeError, "same_entries takes lists");
+    Py_ssize_t n = PyList_Size(args[1]), done = 0;
+    if (PyList_Size(args[2]) != n) return PyErr_Format(PyExc_ValueError, "each name needs a value");
+    for (Py_ssize_t i = 0; i < PyList_Size(args[0]); i++) {
+        PyObject *table = PyList_GetItem(args[0], i);
+        if (!PyDict_Check(table)) return PyErr_Format(PyExc_TypeError, "same_entries compares dicts");
+        Py_ssize_t found;
+#ifdef Py_GIL_DISABLED
+        Py_BEGIN_CRITICAL_SECTION(table);
+#endif
+        found = entries_from(table, args[1], args[2], done);
+#ifdef Py_GIL_DISABLED
+        Py_END_CRITICAL_SECTION();
+#endif
+        if (found < 0) Py_RETURN_FALSE;
+        done += found;
+    }
+    return PyBool_FromLong(done == n);
+}
+
 /* -- the module --------------------------------------------------------------------------------------------- */
 
 static PyObject *instruction_sets_of(PyObject *module, PyObject *nothing) {
@@ -320,6 +357,7 @@ static PyMethodDef methods[] = {
     FAST(channels_above_zero, "channels_above_zero(tensor, dim): a bit a channel, or None: refused"),
     FAST(draw_many, "draw_many(numbers, tensors, most): how many numbers of each were drawn; 0: refused"),
     FAST(squared_changes, "squared_changes(numbers, tensors, counts, most): how many were drawn again, and the squares of what changed"),
+    FAST(same_entries, "same_entries(tables, names, values): whether dicts have just these, one after the other"),
     FAST(histograms, "histograms(buckets, rows): the histogram of each row, as bytes"),
     {"instruction_sets", instruction_sets_of, METH_NOARGS, "instruction_sets(): those of this processor, the best last"},
     {"use", use, METH_O, "use(instruction_set): returns the one in use before"},

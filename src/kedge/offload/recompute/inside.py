@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from kedge import native
 from kedge.hooks.placing.concealed import hooks_of_program
 from kedge.offload.recompute import past
 from kedge.torch_internals.hook_tables import after_forward, before_forward
@@ -93,10 +94,11 @@ class ModulesInside:
         lasting = all(map(operator.is_, tables, _tables(each)))
         self.is_kept = lasting and all(own.told for own in self.own.values())
         if self.is_kept:  # else it could hold a graph
-            self._tables = tables
             self._kinds = list(map(type, each))
-            self._names = list(chain.from_iterable(tables))
-            self._held = list(_values(tables))
+            self._tables = tables
+            # As a plain dict has them: those of hooks have an order and `values` of their own.
+            self._names = list(chain.from_iterable(map(dict.keys, tables)))
+            self._held = list(chain.from_iterable(map(dict.values, tables)))
 
     def is_of(self, module: nn.Module) -> bool:
         """Whether a module is the one around the others."""
@@ -121,15 +123,9 @@ class ModulesInside:
 
     def is_as_before(self) -> bool:
         """Whether all modules are sure to be as they were; see Note [As before]."""
-        if not self.is_kept:
+        if not self.is_kept or not native.same_entries(self._tables, self._names, self._held):
             return False
-        tables = self._tables
-        return (
-            sum(map(len, tables)) == len(self._held)
-            and all(map(operator.is_, _values(tables), self._held))
-            and list(chain.from_iterable(tables)) == self._names
-            and list(map(type, self.modules.values())) == self._kinds
-        )
+        return list(map(type, self.modules.values())) == self._kinds
 
 
 class OwnState:
@@ -242,11 +238,6 @@ def _tables(modules: Iterable[nn.Module]) -> list[Any]:
             after_forward(module),
         ]
     return found
-
-
-def _values(tables: Iterable[Any]) -> Iterator[Any]:
-    """Yield what dicts have, also of hooks that their own `values` leaves out."""
-    return chain.from_iterable(map(dict.values, tables))
 
 
 def is_plain(value: Tensor) -> bool:

@@ -241,8 +241,8 @@ def test_the_runtime_is_the_one_that_is_loaded(
     """By whatever path PyTorch has it, with the compiler of the same folder."""
     (tmp_path / "some lib").mkdir()
     runtime = tmp_path / "some lib" / "libamdhip64.so.7.1.2"
-    for name in (runtime.name, "libhiprtc-builtins.so.7", "libhiprtc.so.7", "libhiprtc.so.7.1.2"):
-        (runtime.parent / name).touch()
+    for name in ("hiprtc-builtins.so.7", "hiprtc.so.6", "hiprtc.so.7", "hiprtc.so.7.1.2"):
+        (runtime.parent / f"lib{name}").touch()
     maps = tmp_path / "maps"
     maps.write_text(
         "7f00-7f01 r--p 00000000 00:00 0 [heap]\n"

@@ -211,6 +211,10 @@ def loaded(name: str) -> Path | None:
 
 
 def beside(library: Path, name: str) -> Path | None:
-    """Return the file of a library in the folder of another one."""
-    found = sorted(library.parent.glob(f"{name}*")) if library.is_absolute() else []
-    return next(iter(found), None)
+    """Return the file of a library in the folder of another one, of the same release if there are several."""
+    if not library.is_absolute():
+        return None
+    version = library.name.partition(".so")[2].split(".")
+    found = sorted(library.parent.glob(f"{name}*"))
+    of_release = [path for path in found if path.name == name + ".".join(version[:2])]
+    return next(iter([*of_release, *found]), None)

@@ -16,8 +16,8 @@
  * # Note [Two kinds of cards]
  * What they call differently is in one place, below. Under HIP these are builtins of the compiler, which are the same whether
  * hiprtc's header or none is there. Groups of 32 threads are joined first on all cards, and are never apart in a wavefront of 32
- * or 64: a thread reads from another of its own group, and what comes from beyond is not used. So the same numbers give the same
- * bits on all of them. Functions that would be called on NVIDIA's cards, to save code, are part of their callers on AMD's,
+ * or 64: a thread reads from another of its own group, and what comes from beyond is not used. So sums are added up in the same
+ * order on all of them. Functions that would be called on NVIDIA's cards, to save code, are part of their callers on AMD's,
  * where a call takes registers and memory for the worst case.
  */
 #include "work.h"

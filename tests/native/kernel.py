@@ -7,6 +7,7 @@ tests compile with clang and with hiprtc where these are installed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import platform
@@ -155,11 +156,9 @@ def _output(*command: str) -> str:
 def hiprtc() -> str | None:
     """Return the name of a library with hiprtc that the loader finds."""
     for name in _HIPRTC:
-        try:
-            ctypes.CDLL(name).hiprtcCreateProgram
-        except (OSError, AttributeError):
-            continue
-        return name
+        with contextlib.suppress(OSError):
+            if hasattr(ctypes.CDLL(name), "hiprtcCreateProgram"):
+                return name
     return None
 
 

@@ -17,7 +17,7 @@ import torch
 
 NAME = "kedge_sim"
 SOURCE = Path(__file__).parent / "cpp"
-WORK = Path(__file__).parents[2] / "src" / "kedge" / "native" / "c"  # has what a launch is given
+KERNEL = Path(__file__).parents[2] / "src" / "kedge" / "native" / "c"
 BUILD = Path(__file__).parents[2] / "build" / "sim"
 OPTIONS = [
     "-std=c++20",
@@ -48,9 +48,8 @@ def extension() -> ModuleType:
 
 def library() -> Path:
     """Return the extension's file; processes that need it at the same time compile it once."""
-    content = b"".join(
-        file.read_bytes() for file in sorted([*SOURCE.iterdir(), WORK / "work.h", Path(__file__)])
-    )
+    files = [*SOURCE.iterdir(), KERNEL / "work.h", KERNEL / "statistics.cu", Path(__file__)]
+    content = b"".join(file.read_bytes() for file in sorted(files))
     digest = hashlib.blake2b(content, digest_size=6).hexdigest()
     folder = BUILD / f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{digest}"
     made = folder / f"{NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -68,7 +67,7 @@ def compile_into(folder: Path, made: Path) -> None:
 
     found = compiler()
     assert found is not None, "there is no C++ compiler"
-    paths = [str(WORK), *cpp_extension.include_paths(), sysconfig.get_path("include")]
+    paths = [str(KERNEL), *cpp_extension.include_paths(), sysconfig.get_path("include")]
     sources = "".join(f'#include "{source}"\n' for source in sorted(SOURCE.glob("*.cpp")))
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
     libraries += [f"-Wl,-rpath,{path}" for path in cpp_extension.library_paths()]

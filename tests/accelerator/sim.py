@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kedge import native
-from kedge.native import driver
+from kedge.native import cuda, driver, hip
 from tests.accelerator import build, data_parallel
 
 DEVICES = 2
@@ -42,21 +42,45 @@ def load() -> ModuleType:
 
 
 def use_driver() -> None:
-    """Have Kedge launch its kernel by the device's driver, as on a card."""
+    """Have Kedge launch its kernel by the device's driver, as on a card of CUDA's."""
     library = ctypes.CDLL(_C.__file__)
-    stream = ctypes.cast(library.sim_current_stream, ctypes.c_void_p).value
-    driver.connect_to("sim", driver.Driver(library), _DLPACK_EXTENSION, stream)
+    driver.connect_to("sim", cuda.Cuda(library, _DLPACK_EXTENSION, _address("sim_current_stream")))
+
+
+@contextlib.contextmanager
+def by_hip(
+    architecture: str = "gfx942:sramecc+:xnack-", stream_function: str = "sim_current_stream"
+) -> Iterator[None]:
+    """Have Kedge launch its kernel in the block as on a card of HIP's, where its source runs."""
+    library = ctypes.CDLL(_C.__file__)
+    runtime = hip.Hip(
+        library,
+        _DLPACK_EXTENSION,
+        _address(stream_function),
+        compiler=hip.Compiler(library),
+        kind="sim",
+        architecture=lambda index: architecture,
+    )
+    driver.connect_to("sim", runtime)
+    try:
+        yield
+    finally:
+        use_driver()
+
+
+def _address(function: str) -> int:
+    found = getattr(ctypes.CDLL(_C.__file__), function)
+    return ctypes.cast(found, ctypes.c_void_p).value or 0
 
 
 @contextlib.contextmanager
 def without_driver() -> Iterator[None]:
     """Measure what is new in the block by PyTorch's reductions, as on a device without a driver that Kedge knows."""
-    connected = driver._connected.pop("sim")
-    native.connect_driver(0, *[0] * 7)
+    driver._connected.pop("sim")
+    native.connect_driver(0, *[0] * 6)
     try:
         yield
     finally:
-        driver._connected["sim"] = connected
         use_driver()
 
 

@@ -71,15 +71,18 @@ def test_a_release_is_started_by_hand(root):
     assert "if: inputs.publish" in text
 
 
-@pytest.mark.parametrize("file", ["native/statistics.ptx", "py.typed"])
+SHIPPED = ["native/statistics.ptx", "native/c/statistics.cu", "native/c/work.h", "py.typed"]
+
+
+@pytest.mark.parametrize("file", SHIPPED)
 def test_what_is_no_python_is_shipped(root, project, file):
     """The sdist leaves out what git ignores, and wheel and sdist what pyproject.toml excludes."""
     build = project["tool"]["scikit-build"]
     assert (root / "src" / "kedge" / file).is_file()
     lines = (root / ".gitignore").read_text(encoding="utf-8").splitlines()
-    left_out = [line.strip("/") for line in lines if line and line[0] not in "#!"]
-    left_out += [name.strip("/") for name in build["sdist"]["exclude"] if name != "/.*"]
-    left_out += [f"src/{name}" for name in build["wheel"]["exclude"]]
+    lines += [name for name in build["sdist"]["exclude"] if name != "/.*"]
+    lines += [re.sub("^!?", r"\g<0>src/", name) for name in build["wheel"]["exclude"]]
     path = PurePosixPath("src/kedge", file)
     for one in (path, *path.parents[:-1]):
-        assert not [pattern for pattern in left_out if one.match(pattern)], one
+        matching = [line for line in lines if one.match(line.lstrip("!").strip("/") or "#")]
+        assert not matching or matching[-1].startswith("!"), one

@@ -1,13 +1,18 @@
 """Make the kernel that Kedge ships: `python -m tests.native.kernel` writes src/kedge/native/statistics.ptx.
 
 NVRTC compiles it from c/statistics.cu and c/work.h, without headers of CUDA's and without a card. It is a
-wheel of the extra `test`, as is the assembler that tests try the result with.
+wheel of the extra `test`, as is the assembler that tests try the result with. For HIP the source is shipped, which
+tests compile with clang and with hiprtc where these are installed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import platform
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 
 from kedge import native
+from kedge.native import hip
 
 SHIPPED = Path(native.__file__).with_name("statistics.ptx")
 SOURCE = SHIPPED.parent / "c"
@@ -100,6 +106,69 @@ def _text(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, name: str) -> bytes:
     text = ctypes.create_string_buffer(size.value)
     getattr(nvrtc, f"nvrtcGet{name}")(program, text)
     return text.value
+
+
+# -- for HIP ------------------------------------------------------------------------------------
+
+_CLANGS = ("clang", *(f"clang-{release}" for release in range(30, 18, -1)))
+_HIPRTC = ("libhiprtc.so", "libhiprtc.so.7", "libhiprtc.so.6", "libamdhip64.so.5")
+_FOR_HIP = ("-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", "-std=c++17", "-O3")
+
+
+@functools.cache
+def clang() -> str | None:
+    """Return a clang that compiles for all cards: of release 19 or newer, with AMD's among its targets."""
+    for found in filter(None, map(shutil.which, _CLANGS)):
+        version = _output(found, "--version")
+        release = re.search(r"clang version (\d+)", version)
+        if release and int(release[1]) >= 19 and "amdgcn" in _output(found, "--print-targets"):
+            return found
+    return None
+
+
+def assembly(architecture: str) -> str:
+    """Return what clang makes of the source for a card, once it has been assembled.
+
+    Raises:
+        RuntimeError: It does not compile, or with a warning.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "kernel.s")
+        for_card = [*_FOR_HIP, f"--offload-arch={architecture}", "-Wall", "-Werror", "-S"]
+        machine = ["-target", "amdgcn-amd-amdhsa", f"-mcpu={architecture}", "-c"]
+        for command in (
+            [*for_card, SOURCE / "statistics.cu", "-o", made],
+            [*machine, made, "-o", Path(folder, "kernel.o")],
+        ):
+            done = subprocess.run(
+                [str(clang()), *command], capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                raise RuntimeError(done.stderr)
+        return made.read_text()
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+@functools.cache
+def hiprtc() -> str | None:
+    """Return the name of a library with hiprtc that the loader finds."""
+    for name in _HIPRTC:
+        with contextlib.suppress(OSError):
+            if hasattr(ctypes.CDLL(name), "hiprtcCreateProgram"):
+                return name
+    return None
+
+
+def code_of_hiprtc(architecture: str) -> bytes:
+    """Return the code object that hiprtc makes for a card, as it does for a program.
+
+    Raises:
+        DriverFailed: It does not compile.
+    """
+    return hip.Compiler(ctypes.CDLL(hiprtc())).compiled(architecture)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import kedge
 from kedge import native
 from kedge.actions.measure.meter import Meter
 from kedge.actions.measure.site_table import MeasuredSite
-from kedge.native import driver, on_device
+from kedge.native import cuda, driver, on_device
 from kedge.sites.site import Site
 from kedge.store.rows import LIGHT
 from kedge.torch_internals import accelerators, device_graphs
@@ -481,7 +481,7 @@ def test_a_driver_that_cannot_load_the_kernel_is_given_up(
 ) -> None:
     """The reason is kept, and PyTorch's reductions measure, also in the next meter."""
     asked = []
-    monkeypatch.setattr(driver, "ptx", lambda: asked.append(1) or b"no kernel is in this")
+    monkeypatch.setattr(cuda, "ptx", lambda: asked.append(1) or b"no kernel is in this")
     given = torch.linspace(-1, 1, 50)
     for _ in range(2):
         found, truth = measured([given.to("sim"), given.to("sim:1")]), measured([given, given])
@@ -510,8 +510,8 @@ def test_a_driver_that_lacks_a_function_is_given_up(
 
 def test_the_kernel_is_loaded_once_a_device(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many meters there are."""
-    asked, ptx = [], driver.ptx
-    monkeypatch.setattr(driver, "ptx", lambda: asked.append(1) or ptx())
+    asked, ptx = [], cuda.ptx
+    monkeypatch.setattr(cuda, "ptx", lambda: asked.append(1) or ptx())
     for _ in range(3):
         measured([torch.ones(3).to("sim"), torch.ones(3).to("sim:1")])
     assert len(asked) == 2

@@ -1,8 +1,8 @@
 """All statistics of a value in one pass over its numbers: in compiled code, or by PyTorch's reductions without it.
 
 The compiled part, `c/`, comes first. It reads plain numbers in this process's memory, and has the
-driver of a CUDA device launch a kernel for those there (`driver`). It refuses everything else:
-values on other devices and in other layouts, subclasses of tensors, and values inside a
+driver of a CUDA or ROCm device launch a kernel for those there (`driver`). It refuses everything
+else: values on other devices and in other layouts, subclasses of tensors, and values inside a
 `torch.func` transform. For these, or if the compiled part was not built, `reductions` computes the
 same statistics, or on some devices a kernel of Triton's (`on_device`).
 
@@ -11,7 +11,7 @@ Sums of float64 values are added up in float64. Sums of the other formats add up
 float32, with at most 8 roundings, and then in float64: the error of the sum is at most ``2**-21``
 of the sum of magnitudes, and that of the sum of squares ``2**-21`` of itself, for any number of
 elements. Blocks whose squares would overflow or vanish in float32 are added up in float64. Extremes
-and counts are exact. The result does not depend on the number of threads. On a CUDA device groups
+and counts are exact. The result does not depend on the number of threads. On such a device groups
 of 16 numbers are added up in float32, with at most 5 roundings, and then in float64, with the same
 bounds.
 """

@@ -1,7 +1,7 @@
 """All statistics of a value on a device in one launch of a Triton kernel, `kedge.native.device_kernel`.
 
-It measures what `kedge.native.driver` does not: on a CUDA device values of subclasses of tensors
-and of views that the driver's kernel does not read, or all if there is no such driver; on ROCm and
+It measures what `kedge.native.driver` does not: on a CUDA or ROCm device values of subclasses of
+tensors and of views that the driver's kernel does not read, or all if there is no such driver; on
 XPU all. Triton is not a dependency. It is looked up when the first such value comes. Without it, or
 if it fails, PyTorch's reductions measure as on other devices; `kedge --version -v` gives the
 reason.

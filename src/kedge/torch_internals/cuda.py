@@ -37,3 +37,8 @@ def register(address: int, nbytes: int) -> str | None:
 def unregister(address: int) -> None:
     """Unlock the pages."""
     torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))
+
+
+def architecture(index: int) -> str:
+    """Return the architecture of a ROCm device, such as "gfx942:sramecc+:xnack-"."""
+    return str(torch.cuda.get_device_properties(index).gcnArchName)

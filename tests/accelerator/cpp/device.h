@@ -6,7 +6,8 @@
 //   registration.cpp what PyTorch asks of a device: guard, hooks, generators; and the functions for Python
 //   cells.cpp        the cells of recurrent networks
 //   autocast.cpp     automatic mixed precision
-//   driver.cpp       the driver's functions that Kedge launches its kernel with
+//   driver.cpp       the functions of CUDA's driver and of HIP's runtime that Kedge launches its kernel with
+//   wavefronts.cpp   a card of HIP's that runs the kernel
 //
 // Invariants, all there so that a program's missing wait shows, and nothing but a program's mistake does:
 //  * A task in a stream holds addresses, never a tensor of the device. So memory may be freed, and given away again, while
@@ -14,6 +15,8 @@
 //  * Nothing starts a thread or maps memory before the device is used: a process that has loaded it may fork.
 //  * Locks are taken in this order: allocator, stream. Nobody waits for a stream while holding one.
 #pragma once
+
+#include "work.h"
 
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
@@ -131,5 +134,10 @@ uint64_t next_kernel_seed(c10::DeviceIndex device, const void* generator); // an
 // ---- driver.cpp
 
 void add_driver(pybind11::module_& module);
+void* address_of(c10::Stream stream);
+
+// ---- wavefronts.cpp
+
+void run_kernel(int format, const Work& work, unsigned blocks, unsigned wavefront);
 
 } // namespace sim

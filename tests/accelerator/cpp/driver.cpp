@@ -1,8 +1,9 @@
-// The driver of the simulated device: what `kedge.native.driver` and C call of CUDA's, under its names.
+// The driver of the simulated device: what `kedge.native` calls of CUDA's driver, and of HIP's runtime and compiler, under
+// their names.
 //
-// A launch is checked when it is made - its context is current, its stream is of the device that its memory is on, and all
-// memory is alive - and recorded; the rows are computed later, in the thread of the stream, as the kernel in
-// statistics.cu would compute them.
+// A launch is checked when it is made - its device is current, its stream is of the device that its memory is on, and all
+// memory is alive - and recorded; the rows are computed later, in the thread of the stream: CUDA's by the function below, as
+// the kernel in statistics.cu would compute them, and HIP's by the source of that kernel.
 #include "device.h"
 
 #include "work.h"
@@ -26,7 +27,8 @@ enum What { kFull, kNorm, kFinite, kDraw };
 constexpr int kBuckets = 83, kLowest = -48, kDrawn = 256;
 constexpr uintptr_t kContexts = 0x1000;
 
-thread_local std::vector<void*> contexts;
+thread_local void* the_context = nullptr; // of CUDA's
+thread_local int the_number = 0; // of HIP's device
 std::atomic<bool> capturing{false};
 std::atomic<int> failing{0}; // what the next launches return
 std::atomic<uint64_t> launches{0}, fills{0};
@@ -75,6 +77,8 @@ struct Opened {
   double* row;
   unsigned short* drawn;
   unsigned char* active;
+  double* parts;
+  unsigned* arrived;
 };
 
 void draw(const Work& work, const Opened& opened, int format) {
@@ -130,22 +134,93 @@ void run(const Work& work, const Opened& opened, int format) {
   std::memcpy(opened.row, row, sizeof row);
 }
 
+// Checks a launch, records it, and has it run later.
+int launch(
+    unsigned threads, void* stream_address, void** arguments, c10::DeviceIndex current,
+    const std::function<void(const Work&, const Opened&)>& kernel);
+
 template <typename T>
 T* opened_at(T* address, c10::DeviceIndex device) {
   return address == nullptr ? nullptr : static_cast<T*>(opened(address, device));
 }
 
+int launch(
+    unsigned threads, void* stream_address, void** arguments, c10::DeviceIndex current,
+    const std::function<void(const Work&, const Opened&)>& kernel) {
+  if (failing != 0) {
+    return failing;
+  }
+  const auto& work = *static_cast<const Work*>(arguments[0]);
+  const auto stream = stream_of(stream_address);
+  const auto device = stream.device_index();
+  if (current != device || threads != 256) {
+    return 201;
+  }
+  for (const void* address : {work.numbers, static_cast<const void*>(work.row), static_cast<const void*>(work.drawn)}) {
+    if (address != nullptr && device_of(address) != device) {
+      return 700;
+    }
+  }
+  ++launches;
+  count_kernel();
+  enqueue(stream, "statistics", [work, device, kernel] {
+    kernel(
+        work,
+        {static_cast<const char*>(opened(work.numbers, device)),
+         opened_at(work.row, device),
+         opened_at(work.drawn, device),
+         opened_at(work.active, device),
+         opened_at(work.parts, device),
+         opened_at(work.arrived, device)});
+  });
+  return 0;
+}
+
+int fill(void* to, unsigned char byte, size_t bytes, void* stream_address) {
+  const auto stream = stream_of(stream_address);
+  if (device_of(to) != stream.device_index()) {
+    return 700;
+  }
+  ++fills;
+  enqueue(stream, "fill", [=] { std::memset(opened(to, stream.device_index()), byte, bytes); });
+  return 0;
+}
+
+// Numbers from 0 on for the kernels by their names, as Kind in C; -1 for others.
+int format_of(const char* name) {
+  const char* names[] = {"statistics_float32", "statistics_float64", "statistics_float16", "statistics_bfloat16"};
+  for (int format = 0; format < 4; ++format) {
+    if (std::strcmp(name, names[format]) == 0) {
+      return format;
+    }
+  }
+  return -1;
+}
+
+// What hiprtc makes: it does not compile, but looks whether it was given what it needs.
+struct Program {
+  std::string source, header, code, log;
+};
+
 } // namespace
+
+void* address_of(c10::Stream stream) {
+  return reinterpret_cast<void*>(
+      static_cast<uintptr_t>(stream.device_index()) << 16 | static_cast<uintptr_t>(stream.id() + 1));
+}
 
 void add_driver(pybind11::module_& module) {
   module.def("driver_launches", [] { return launches.load(); });
   module.def("driver_fills", [] { return fills.load(); });
   module.def("reset_driver", [] { launches = fills = 0; });
   module.def("set_capturing", [](bool on) { capturing = on; });
+  module.def("hip_device", [] { return the_number; });
   module.def("fail_launches", [](int with) { failing = with; });
 }
 
 } // namespace sim
+
+// ---- CUDA's
 
 EXPORTED int cuDeviceGet(int* device, int index) {
   *device = index;
@@ -158,35 +233,24 @@ EXPORTED int cuDevicePrimaryCtxRetain(void** context, int device) {
 }
 
 EXPORTED int cuCtxGetCurrent(void** context) {
-  *context = sim::contexts.empty() ? nullptr : sim::contexts.back();
+  *context = sim::the_context;
   return 0;
 }
 
-EXPORTED int cuCtxPushCurrent_v2(void* context) {
-  sim::contexts.push_back(context);
-  return 0;
-}
-
-EXPORTED int cuCtxPopCurrent_v2(void** context) {
-  *context = sim::contexts.back();
-  sim::contexts.pop_back();
+EXPORTED int cuCtxSetCurrent(void* context) {
+  sim::the_context = context;
   return 0;
 }
 
 EXPORTED int cuModuleLoadData(void** module, const char* image) {
   *module = reinterpret_cast<void*>(1);
-  return std::strstr(image, ".entry") == nullptr || sim::contexts.empty();
+  return std::strstr(image, ".entry") == nullptr || sim::the_context == nullptr;
 }
 
 EXPORTED int cuModuleGetFunction(void** function, void*, const char* name) {
-  const char* names[] = {"statistics_float32", "statistics_float64", "statistics_float16", "statistics_bfloat16"};
-  for (uintptr_t format = 0; format < 4; ++format) {
-    if (std::strcmp(name, names[format]) == 0) {
-      *function = reinterpret_cast<void*>(format + 1);
-      return 0;
-    }
-  }
-  return 500;
+  const int format = sim::format_of(name);
+  *function = reinterpret_cast<void*>(static_cast<uintptr_t>(format + 1));
+  return format < 0 ? 500 : 0;
 }
 
 EXPORTED int cuStreamIsCapturing(void*, int* status) {
@@ -196,50 +260,136 @@ EXPORTED int cuStreamIsCapturing(void*, int* status) {
 
 // What PyTorch tells C of a CUDA device.
 EXPORTED int sim_current_stream(int, int32_t index, void** stream) {
-  const auto current = sim::current_stream(static_cast<c10::DeviceIndex>(index));
-  *stream = reinterpret_cast<void*>(static_cast<uintptr_t>(index) << 16 | static_cast<uintptr_t>(current.id() + 1));
+  *stream = sim::address_of(sim::current_stream(static_cast<c10::DeviceIndex>(index)));
   return 0;
 }
 
-EXPORTED int cuMemsetD8Async(uint64_t address, unsigned char byte, size_t bytes, void* stream_address) {
-  const auto stream = sim::stream_of(stream_address);
-  auto* to = reinterpret_cast<void*>(address);
-  if (sim::device_of(to) != stream.device_index()) {
-    return 700;
-  }
-  ++sim::fills;
-  sim::enqueue(stream, "fill", [=] { std::memset(sim::opened(to, stream.device_index()), byte, bytes); });
+// The same by a build of PyTorch that was not made for it.
+EXPORTED int sim_default_stream(int, int32_t index, void** stream) {
+  *stream = sim::address_of(sim::stream_at(static_cast<c10::DeviceIndex>(index), 0));
   return 0;
+}
+
+EXPORTED int cuMemsetD8Async(uint64_t address, unsigned char byte, size_t bytes, void* stream) {
+  return sim::fill(reinterpret_cast<void*>(address), byte, bytes, stream);
 }
 
 EXPORTED int cuLaunchKernel(
-    void* kernel, unsigned, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned, void* stream_address,
+    void* kernel, unsigned, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned, void* stream,
     void** arguments, void**) {
-  if (sim::failing != 0) {
-    return sim::failing;
-  }
-  const auto& work = *static_cast<const Work*>(arguments[0]);
-  const auto stream = sim::stream_of(stream_address);
-  const auto device = stream.device_index();
   const int format = static_cast<int>(reinterpret_cast<uintptr_t>(kernel)) - 1;
-  if (sim::contexts.empty() || sim::contexts.back() != sim::context_of(device) || threads != 256) {
-    return 201;
-  }
-  for (const void* address : {work.numbers, static_cast<const void*>(work.row), static_cast<const void*>(work.drawn)}) {
-    if (address != nullptr && sim::device_of(address) != device) {
-      return 700;
-    }
-  }
-  ++sim::launches;
-  sim::count_kernel();
-  sim::enqueue(stream, "statistics", [work, device, format] {
-    sim::run(
-        work,
-        {static_cast<const char*>(sim::opened(work.numbers, device)),
-         sim::opened_at(work.row, device),
-         sim::opened_at(work.drawn, device),
-         sim::opened_at(work.active, device)},
-        format);
+  const auto current = static_cast<c10::DeviceIndex>(reinterpret_cast<uintptr_t>(sim::the_context) - sim::kContexts);
+  return sim::launch(threads, stream, arguments, current, [format](const Work& work, const sim::Opened& opened) {
+    sim::run(work, opened, format);
   });
+}
+
+// ---- HIP's
+
+EXPORTED int hipGetDevice(int* device) {
+  *device = sim::the_number;
+  return 0;
+}
+
+EXPORTED int hipSetDevice(int device) {
+  if (device < 0 || device >= sim::kDevices) {
+    return 101;
+  }
+  sim::the_number = device;
+  return 0;
+}
+
+EXPORTED int hipDeviceGetAttribute(int* value, int attribute, int) {
+  *value = 100000; // kHz
+  return attribute == 10017 ? 0 : 1;
+}
+
+EXPORTED int hipDrvGetErrorString(int, const char** text) {
+  *text = "it is not one of its own";
+  return 0;
+}
+
+EXPORTED int hipModuleLoadData(void** module, const char* image) {
+  const auto is_wide = std::strstr(image, "code for gfx9") == image;
+  *module = reinterpret_cast<void*>(static_cast<uintptr_t>(is_wide ? 64 : 32));
+  return std::strstr(image, "code for gfx") == image ? 0 : 200;
+}
+
+EXPORTED int hipModuleGetFunction(void** function, void* module, const char* name) {
+  const int format = sim::format_of(name);
+  *function = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(module) << 8 | static_cast<uintptr_t>(format + 1));
+  return format < 0 ? 500 : 0;
+}
+
+EXPORTED int hipStreamIsCapturing(void* stream, int* status) {
+  return cuStreamIsCapturing(stream, status);
+}
+
+EXPORTED int hipMemsetD8Async(void* to, unsigned char byte, size_t bytes, void* stream) {
+  return sim::fill(to, byte, bytes, stream);
+}
+
+EXPORTED int hipModuleLaunchKernel(
+    void* kernel, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned, void* stream,
+    void** arguments, void**) {
+  const auto code = reinterpret_cast<uintptr_t>(kernel);
+  const auto current = static_cast<c10::DeviceIndex>(sim::the_number);
+  return sim::launch(threads, stream, arguments, current, [=](Work work, const sim::Opened& opened) {
+    work.numbers = opened.numbers;
+    work.row = opened.row;
+    work.drawn = opened.drawn;
+    work.active = opened.active;
+    work.parts = opened.parts;
+    work.arrived = opened.arrived;
+    sim::run_kernel(static_cast<int>(code & 0xff) - 1, work, blocks, static_cast<unsigned>(code >> 8));
+  });
+}
+
+// ---- its compiler's
+
+EXPORTED int hiprtcCreateProgram(
+    sim::Program** program, const char* source, const char*, int headers, const char** header, const char** name) {
+  if (headers != 1 || std::strcmp(name[0], "work.h") != 0) {
+    return 1;
+  }
+  *program = new sim::Program{source, header[0]};
+  return 0;
+}
+
+EXPORTED int hiprtcCompileProgram(sim::Program* program, int count, const char** options) {
+  const std::string first = count > 0 ? options[0] : "", begins = "--offload-arch=";
+  const bool is_whole = program->source.find("KERNEL(statistics_bfloat16)") != std::string::npos &&
+      program->header.find("} Work;") != std::string::npos;
+  if (first.rfind(begins, 0) != 0 || !is_whole) {
+    program->log = "In file included from statistics.cu:\nstatistics.cu:1:1: error: it is not whole\n";
+    return 6;
+  }
+  program->code = "code for " + first.substr(begins.size());
+  return 0;
+}
+
+EXPORTED int hiprtcGetProgramLogSize(sim::Program* program, size_t* size) {
+  *size = program->log.size() + 1;
+  return 0;
+}
+
+EXPORTED int hiprtcGetProgramLog(sim::Program* program, char* log) {
+  std::memcpy(log, program->log.c_str(), program->log.size() + 1);
+  return 0;
+}
+
+EXPORTED int hiprtcGetCodeSize(sim::Program* program, size_t* size) {
+  *size = program->code.size();
+  return 0;
+}
+
+EXPORTED int hiprtcGetCode(sim::Program* program, char* code) {
+  std::memcpy(code, program->code.data(), program->code.size());
+  return 0;
+}
+
+EXPORTED int hiprtcDestroyProgram(sim::Program** program) {
+  delete *program;
+  *program = nullptr;
   return 0;
 }

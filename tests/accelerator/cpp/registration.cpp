@@ -80,6 +80,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     the_streams[stream.device_index()] = stream.id();
     return before;
   }
+  void* getStreamNativeHandle(const c10::Stream stream) const override {
+    return address_of(stream);
+  }
   c10::DeviceIndex deviceCount() const noexcept override {
     return kDevices;
   }

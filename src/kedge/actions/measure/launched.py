@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kedge.actions.measure.table import Departures, HostCopy
 from kedge.native import driver
-from kedge.native.driver import OpenedDevice
+from kedge.native.driver_library import OpenedDevice
 from kedge.torch_internals import accelerators, device_graphs
 
 COLUMNS = 8
@@ -157,7 +157,8 @@ class _Table:
         arrived = parts + block.parts * ROW_BYTES
         self._measurer.use_device(
             self._device.index,
-            self._opened.context,
+            self._opened.place,
+            self._opened.tick,
             self._opened.kernels,
             start - first * ROW_BYTES,
             arrived - first * _COUNTER_BYTES,

@@ -1,8 +1,9 @@
 """The reductions behind `measure` on a device, and which tensors they apply to.
 
 On a GPU every reduction runs at memory speed, and reading a sum to decide whether to count would
-wait for it; so all run. On CUDA devices and in this process's own memory `kedge.native` measures
-what it can instead, and where Triton is there, `kedge.native.on_device` does with one kernel.
+wait for it; so all run. On devices of CUDA and ROCm and in this process's own memory `kedge.native`
+measures what it can instead, and where Triton is there, `kedge.native.on_device` does with one
+kernel.
 """
 
 from __future__ import annotations

@@ -348,7 +348,7 @@ static PyObject *stream_function(PyObject *module, PyObject *nothing) {
 static PyMethodDef methods[] = {
     FAST(connect, "connect(Tensor, Parameter, is_neg, is_conj, get_num_threads): say what a tensor is; comes first"),
     {"connect_driver", (PyCFunction)(void (*)(void))connect_to_driver, METH_FASTCALL,
-     "connect_driver(kind, launch, fill_bytes, current_context, push_context, pop_context, capturing, current_stream): addresses"},
+     "connect_driver(kind, launch, fill_bytes, current_place, go_to, capturing, current_stream): addresses"},
     {"stream_function", stream_function, METH_NOARGS, "stream_function(): the address of PyTorch's function for current streams"},
     FAST(measure_into, "measure_into(table, row, tensor, what=FULL): how many numbers were measured; 0: refused"),
     FAST(measure_many, "measure_many(table, first_row, tensors, what=FULL): the indices of those refused"),

@@ -3,15 +3,16 @@
 #include "dlpack.h"
 #include "tensors.h"
 
-/* The driver's functions. Each returns 0 where it has done what it was asked for. */
+/* The functions of CUDA's driver or of HIP's runtime, whose signatures are the same but for places: where a thread's calls go
+ * is a context to the one, and the number of a device, an int, to the other. An int is passed as an intptr_t is, and written to
+ * the lower half of one that was 0. Each function returns 0 where it has done what it was asked for. */
 static struct {
     int kind;
     int (*launch)(void *kernel, unsigned x, unsigned y, unsigned z, unsigned wide, unsigned high, unsigned deep,
                   unsigned shared, void *stream, void **arguments, void **extra);
     int (*fill_bytes)(uint64_t address, unsigned char byte, size_t bytes, void *stream);
-    int (*current_context)(void **context);
-    int (*push_context)(void *context);
-    int (*pop_context)(void **context);
+    int (*current_place)(intptr_t *place);
+    int (*go_to)(intptr_t place);
     int (*capturing)(void *stream, int *status);
     int (*current_stream)(int kind, int32_t index, void **stream); /* PyTorch's, unless a test has its own */
 } driver;
@@ -23,36 +24,37 @@ int driver_kind(void) {
 }
 
 int connect_driver(PyObject *const *args, Py_ssize_t given) {
-    void *found[7];
+    void *found[6];
     long kind;
-    if (takes(given, 8, 8, "connect_driver(kind, launch, fill_bytes, current_context, push_context, pop_context, capturing, current_stream)"))
+    if (takes(given, 7, 7, "connect_driver(kind, launch, fill_bytes, current_place, go_to, capturing, current_stream)"))
         return -1;
     if (number_of(args, given, 0, 0, &kind)) return -1;
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 6; i++) {
         found[i] = PyLong_AsVoidPtr(args[i + 1]);
         if (PyErr_Occurred()) return -1;
     }
-    void *functions[] = {&driver.launch, &driver.fill_bytes, &driver.current_context, &driver.push_context,
-                         &driver.pop_context, &driver.capturing, &driver.current_stream};
-    for (int i = 0; i < 7; i++) memcpy(functions[i], &found[i], sizeof found[i]);
+    void *functions[] = {&driver.launch, &driver.fill_bytes, &driver.current_place,
+                         &driver.go_to,  &driver.capturing,  &driver.current_stream};
+    for (int i = 0; i < 6; i++) memcpy(functions[i], &found[i], sizeof found[i]);
     driver.kind = (int)kind;
     return 0;
 }
 
 /* The arguments of `use_device` without the first. */
 int open_device(Device *device, PyObject *const *args, Py_ssize_t given) {
-    if (takes(given, 8, 8, "use_device(index, context, kernels, rows, arrived, parts, first, room, parts_room)")) return -1;
-    Device opened = {.context = PyLong_AsVoidPtr(args[0])};
+    if (takes(given, 9, 9, "use_device(index, place, tick, kernels, rows, arrived, parts, first, room, parts_room)")) return -1;
+    Device opened = {.place = (intptr_t)PyLong_AsVoidPtr(args[0])};
+    if (!PyErr_Occurred()) opened.tick = PyFloat_AsDouble(args[1]);
     for (int kind = 0; !PyErr_Occurred() && kind < KINDS; kind++) {
-        PyObject *kernel = PyTuple_GetItem(args[1], kind);
+        PyObject *kernel = PyTuple_GetItem(args[2], kind);
         if (kernel) opened.kernels[kind] = PyLong_AsVoidPtr(kernel);
     }
-    if (!PyErr_Occurred()) opened.rows = PyLong_AsVoidPtr(args[2]);
-    if (!PyErr_Occurred()) opened.arrived = PyLong_AsVoidPtr(args[3]);
-    if (!PyErr_Occurred()) opened.parts = PyLong_AsVoidPtr(args[4]);
-    if (!PyErr_Occurred()) opened.used = PyLong_AsLongLong(args[5]);
-    if (!PyErr_Occurred()) opened.room = PyLong_AsLongLong(args[6]);
-    if (!PyErr_Occurred()) opened.parts_room = PyLong_AsLongLong(args[7]);
+    if (!PyErr_Occurred()) opened.rows = PyLong_AsVoidPtr(args[3]);
+    if (!PyErr_Occurred()) opened.arrived = PyLong_AsVoidPtr(args[4]);
+    if (!PyErr_Occurred()) opened.parts = PyLong_AsVoidPtr(args[5]);
+    if (!PyErr_Occurred()) opened.used = PyLong_AsLongLong(args[6]);
+    if (!PyErr_Occurred()) opened.room = PyLong_AsLongLong(args[7]);
+    if (!PyErr_Occurred()) opened.parts_room = PyLong_AsLongLong(args[8]);
     if (PyErr_Occurred()) return -1;
     *device = opened;
     return 0;
@@ -98,16 +100,17 @@ static int take_rows(Device *device, const Work *work, int64_t blocks, const Ext
     return LAUNCHED;
 }
 
-/* Runs a function of the driver's on a device's context. */
+/* Launches a value's kernel at the place of its device. */
 static int queue(const Device *device, Work *work, int64_t blocks, int kind, int64_t active_rows, void *stream) {
-    void *arguments[] = {work}, *now = NULL, *popped;
-    if (driver.current_context(&now)) return -1;
-    bool other = now != device->context;
-    if (other && driver.push_context(device->context)) return -1;
+    void *arguments[] = {work};
+    intptr_t before = 0;
+    if (driver.current_place(&before)) return -1;
+    bool elsewhere = before != device->place;
+    if (elsewhere && driver.go_to(device->place)) return -1;
     int failed = 0;
     if (work->active) failed = driver.fill_bytes((uint64_t)(uintptr_t)work->active, 0, (size_t)active_rows * ROW * sizeof(double), stream);
     if (!failed) failed = driver.launch(device->kernels[kind], (unsigned)blocks, 1, 1, THREADS, 1, 1, 0, stream, arguments, NULL);
-    if (other) driver.pop_context(&popped);
+    if (elsewhere) driver.go_to(before);
     return failed;
 }
 
@@ -118,7 +121,7 @@ int launch_on(Device *device, int index, const View *view, int what, const Extra
     if (driver.current_stream(driver.kind, index, &stream)) return LAUNCH_FAILED;
     if (driver.capturing(stream, &capturing)) return LAUNCH_REFUSED;
     if (capturing) return LAUNCH_CAPTURED;
-    if (!device->context || !knows_stream(device, stream)) return LAUNCH_NO_TABLE;
+    if (!device->kernels[0] || !knows_stream(device, stream)) return LAUNCH_NO_TABLE;
 
     int64_t blocks = what == ONLY_DRAW ? 1 : blocks_for(view);
     Work work = {.numbers = view->data,
@@ -127,6 +130,7 @@ int launch_on(Device *device, int index, const View *view, int what, const Extra
                  .distance = spacing(view->numbers, DRAWN),
                  .low = extras->low,
                  .high = extras->high,
+                 .tick = device->tick,
                  .inner = extras->inner,
                  .channels = extras->channels,
                  .what = what,

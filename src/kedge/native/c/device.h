@@ -1,6 +1,6 @@
 /* Values on devices: one launch of the kernel in statistics.cu for each, on the program's stream, without a wait.
  *
- * The driver's functions are looked up by `kedge.native.driver`, which also loads the kernel. Nothing of a vendor's is
+ * The functions of a driver are looked up by `kedge.native.driver`, which also loads the kernel. Nothing of a vendor's is
  * needed to build this.
  */
 #ifndef KEDGE_DEVICE_H
@@ -16,10 +16,12 @@
 
 /* What is known of a device, and where its rows are. */
 typedef struct {
-    void *context, *kernels[KINDS]; /* of the driver; no context: it has not been opened */
-    double *rows, *parts;           /* addresses on the device */
-    unsigned *arrived;              /* one counter a row */
-    int64_t room, used;             /* of rows */
+    intptr_t place;        /* where the driver's calls have to go for it */
+    void *kernels[KINDS];  /* NULL: it has not been opened */
+    double tick;           /* the seconds between two readings of its clock */
+    double *rows, *parts;  /* addresses on the device */
+    unsigned *arrived;     /* one counter a row */
+    int64_t room, used;    /* of rows */
     int64_t parts_room, parts_used;
     void *streams[MOST_STREAMS]; /* those on which values may be measured into this table */
     int64_t streams_taken;

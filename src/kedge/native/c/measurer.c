@@ -545,7 +545,7 @@ static PyType_Spec short_way_spec = {.name = "kedge.native._native.ShortWay",
 static PyObject *use_device(PyObject *object, PyObject *const *args, Py_ssize_t given) {
     Measurer *self = (Measurer *)object;
     long index;
-    if (takes(given, 9, 9, "use_device(index, context, kernels, rows, arrived, parts, first, room, parts_room)")) return NULL;
+    if (takes(given, 10, 10, "use_device(index, place, tick, kernels, rows, arrived, parts, first, room, parts_room)")) return NULL;
     if (number_of(args, given, 0, 0, &index)) return NULL;
     if (index < 0 || index >= MOST_DEVICES) return PyErr_Format(PyExc_ValueError, "no device has the index %ld", index);
     if (!self->devices) self->devices = PyMem_Calloc(MOST_DEVICES, sizeof *self->devices);
@@ -643,7 +643,7 @@ static PyMethodDef methods[] = {
     FAST(observe, "observe(tensor, site, role, what, draws, dim=-1): what was done, as flags; 0: refused"),
     FAST(observe_all, "observe_all(tensors, sites, what, draws): the indices of those refused"),
     {"draw_for_last", draw_for_last, METH_O, "draw_for_last(tensor): count among its numbers, for what was measured last; flags"},
-    FAST(use_device, "use_device(index, context, kernels, rows, arrived, parts, first, room, parts_room): measure on a device"),
+    FAST(use_device, "use_device(index, place, tick, kernels, rows, arrived, parts, first, room, parts_room): measure on a device"),
     {"take_stream", (PyCFunction)(void (*)(void))take_current_stream, METH_FASTCALL, "take_stream(index): whether a device's current stream is new to its table; it is not from now on"},
     FAST(rows_used, "rows_used(index): the number of the next row of a device's table"),
     {"take_rows", (PyCFunction)(void (*)(void))take_device_rows, METH_FASTCALL, "take_rows(index, rows): the first of so many rows of a device's table; -1: there is no room"},

@@ -1,6 +1,7 @@
 /* All statistics of a value on a device, in one reading: the kernel that `_native` launches.
  *
- * It is compiled to PTX by NVRTC, without headers, and shipped as statistics.ptx: `python -m tests.native.kernel` writes that.
+ * For CUDA it is compiled to PTX by NVRTC, without headers, and shipped as statistics.ptx: `python -m tests.native.kernel` writes
+ * that. For HIP it is shipped as it is, and compiled by hiprtc for the card that is there; see Note [Two kinds of cards].
  *
  * # Note [Groups]
  * A thread reads 16 bytes at a time, four times, and adds up groups of 16 numbers in float32 with at most 5 roundings; groups
@@ -11,46 +12,161 @@
  * Each block of threads writes a row of its own. The one that finishes last adds the rows up, in their order, so the bits are the
  * same whichever it is; and it leaves the counter at 0, so that a graph can be replayed. How many blocks there are depends on
  * the number of bytes alone.
+ *
+ * # Note [Two kinds of cards]
+ * What they call differently is in one place, below. Under HIP these are builtins of the compiler, which are the same whether
+ * hiprtc's header or none is there. Groups of 32 threads are joined first on all cards, and are never apart in a wavefront of 32
+ * or 64: a thread reads from another of its own group, and what comes from beyond is not used. So sums are added up in the same
+ * order on all of them. Functions that would be called on NVIDIA's cards, to save code, are part of their callers on AMD's,
+ * where a call takes registers and memory for the worst case.
  */
 #include "work.h"
 
 #define THREADS 256
 #define LOADS 4
 #define SMALL 8.077935669463161e-28 /* 2^-90, as in totals.h */
-#define INFINITE __int_as_float(0x7f800000)
+#define INFINITE same_bits<float>(0x7f800000)
 #define BUCKETS 83
 #define LOWEST (-48)
 
 enum { FULL, NORM, FINITE, DRAW };
+
+/* -- what cards call differently ----------------------------------------------------------------------------- */
+
+#ifdef __HIP__
+
+#ifndef __device__ /* without a header */
+#define __device__ __attribute__((device))
+#define __global__ __attribute__((global))
+#define __shared__ __attribute__((shared))
+#endif
+
+#define APART
+#define KERNEL(name) extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(THREADS, THREADS))) void name(const Work work)
+
+typedef unsigned Vector __attribute__((ext_vector_type(4), may_alias)); /* what a thread reads at a time */
+typedef double Part;                                                    /* what one block writes and another one reads */
+
+static __device__ unsigned thread() { return __builtin_amdgcn_workitem_id_x(); }
+static __device__ unsigned block() { return __builtin_amdgcn_workgroup_id_x(); }
+static __device__ unsigned blocks() { return __builtin_amdgcn_grid_size_x() / THREADS; }
+
+/* Waits until all threads of the block are here, and sees what they have written. */
+static __device__ void wait_for_block() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+/* Orders what this thread has written and will read against all blocks. */
+static __device__ void order_memory() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
+
+/* Half a number from the thread so much further on, and a whole one; see Note [Two kinds of cards]. */
+static __device__ int int_from(int x, int distance) {
+    int lane = (int)__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0));
+    return __builtin_amdgcn_ds_bpermute(4 * (lane + distance), x);
+}
+static __device__ double from_lane(double x, int distance) {
+    union {
+        double whole;
+        int half[2];
+    } number = {x};
+    number.half[0] = int_from(number.half[0], distance);
+    number.half[1] = int_from(number.half[1], distance);
+    return number.whole;
+}
+
+static __device__ void add_one_to(unsigned *shared) {
+    __hip_atomic_fetch_add(shared, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+static __device__ void lower(unsigned long long *shared, unsigned long long to) {
+    __hip_atomic_fetch_min(shared, to, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+
+/* Counts a block; true for the last of them, which leaves the counter at 0. */
+static __device__ bool arrives_last(unsigned *counter) {
+    unsigned before = __hip_atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+    if (before != blocks() - 1) return false;
+    __hip_atomic_store(counter, 0u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    return true;
+}
+
+/* A clock that all blocks share, in ticks of `work.tick` seconds. */
+static __device__ unsigned long long ticks() {
+#if __has_builtin(__builtin_readsteadycounter)
+    return __builtin_readsteadycounter();
+#else /* before clang 19; cards from gfx11 on lack it */
+    return __builtin_amdgcn_s_memrealtime();
+#endif
+}
+
+#else
+
+#define APART __noinline__
+#define KERNEL(name) extern "C" __global__ void __launch_bounds__(THREADS, 4) name(const __grid_constant__ Work work)
+
+typedef uint4 Vector;
+typedef volatile double Part;
+
+static __device__ unsigned thread() { return threadIdx.x; }
+static __device__ unsigned block() { return blockIdx.x; }
+static __device__ unsigned blocks() { return gridDim.x; }
+static __device__ void wait_for_block() { __syncthreads(); }
+static __device__ void order_memory() { __threadfence(); }
+static __device__ double from_lane(double x, int distance) { return __shfl_down_sync(0xffffffffu, x, distance); }
+static __device__ void add_one_to(unsigned *shared) { atomicAdd(shared, 1u); }
+static __device__ void lower(unsigned long long *shared, unsigned long long to) { atomicMin(shared, to); }
+static __device__ bool arrives_last(unsigned *counter) { return atomicInc(counter, blocks() - 1) == blocks() - 1; }
+
+static __device__ unsigned long long ticks() {
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+#endif
+
+/* The bits of a number as another type of the same size. */
+template <typename To, typename From> static __device__ To same_bits(From from) {
+    union {
+        From from;
+        To to;
+    } number = {from};
+    return number.to;
+}
 
 /* -- formats ------------------------------------------------------------------------------------------------ */
 
 struct Float32 {
     typedef unsigned Stored;
     typedef float Number;
-    static __device__ float widened(unsigned bits) { return __int_as_float((int)bits); }
+    static __device__ float widened(unsigned bits) { return same_bits<float>(bits); }
 };
 
 struct Float64 {
     typedef unsigned long long Stored;
     typedef double Number;
-    static __device__ double widened(unsigned long long bits) { return __longlong_as_double((long long)bits); }
+    static __device__ double widened(unsigned long long bits) { return same_bits<double>(bits); }
 };
 
 struct Float16 {
     typedef unsigned short Stored;
     typedef float Number;
     static __device__ float widened(unsigned short bits) {
+#ifdef __HIP__
+        return (float)same_bits<_Float16>(bits);
+#else
         float number;
         asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"(bits));
         return number;
+#endif
     }
 };
 
 struct BFloat16 {
     typedef unsigned short Stored;
     typedef float Number;
-    static __device__ float widened(unsigned short bits) { return __int_as_float((int)((unsigned)bits << 16)); }
+    static __device__ float widened(unsigned short bits) { return same_bits<float>((unsigned)bits << 16); }
 };
 
 /* -- adding up ---------------------------------------------------------------------------------------------- */
@@ -133,10 +249,8 @@ static __device__ Totals nothing() {
     return t;
 }
 
-static __device__ double from_lane(double x, int distance) { return __shfl_down_sync(0xffffffffu, x, distance); }
-
 /* Joins what the threads of a block have; thread 0 has the result. */
-static __device__ __noinline__ void join_block(Totals &t) {
+static __device__ APART void join_block(Totals &t) {
     __shared__ Totals of_warps[THREADS / 32];
 #pragma unroll 1
     for (int distance = 16; distance; distance >>= 1) {
@@ -145,19 +259,19 @@ static __device__ __noinline__ void join_block(Totals &t) {
                         from_lane(t.nan, distance)};
         join(t, other);
     }
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = t;
-    __syncthreads();
-    if (threadIdx.x == 0) {
+    if (thread() % 32 == 0) of_warps[thread() / 32] = t;
+    wait_for_block();
+    if (thread() == 0) {
 #pragma unroll 1
         for (int warp = 1; warp < THREADS / 32; warp++) join(t, of_warps[warp]);
     }
-    __syncthreads();
+    wait_for_block();
 }
 
 /* -- reading ------------------------------------------------------------------------------------------------ */
 
 /* The place of a number among those of a view, in the order of its dimensions. */
-static __device__ __noinline__ long long place_of(const Work &work, long long index) {
+static __device__ APART long long place_of(const Work &work, long long index) {
     if (!work.dims) return index;
     long long place = 0;
 #pragma unroll 1
@@ -177,7 +291,7 @@ static __device__ __noinline__ long long place_of(const Work &work, long long in
 
 /* Sets the bytes of the channels in which one of some numbers is above zero, which lie one after another from this index on. */
 template <typename Format>
-static __device__ __noinline__ void mark(const Work &work, long long index, int numbers) {
+static __device__ APART void mark(const Work &work, long long index, int numbers) {
     unsigned long long inner = (unsigned long long)work.inner, channels = (unsigned long long)work.channels;
     unsigned long long period = inner * channels, within, channel;
     if ((unsigned long long)index >> 32 || period >> 32) {
@@ -207,12 +321,12 @@ template <typename Format> static __device__ void read_aligned(const Work &work,
     const int GROUP = LOADS * VECTOR < 16 ? LOADS * VECTOR : 16;
     const Stored *numbers = (const Stored *)work.numbers;
     long long whole = work.count / CHUNK;
-    for (long long chunk = blockIdx.x; chunk < whole; chunk += gridDim.x) {
-        long long first = chunk * CHUNK + threadIdx.x * VECTOR;
+    for (long long chunk = block(); chunk < whole; chunk += blocks()) {
+        long long first = chunk * CHUNK + thread() * VECTOR;
         Stored stored[LOADS][VECTOR];
 #pragma unroll
         for (int load = 0; load < LOADS; load++)
-            *(uint4 *)stored[load] = *(const uint4 *)(numbers + first + load * THREADS * VECTOR);
+            *(Vector *)stored[load] = *(const Vector *)(numbers + first + load * THREADS * VECTOR);
 #pragma unroll
         for (int group = 0; group < LOADS * VECTOR / GROUP; group++) {
             Number x[GROUP];
@@ -226,9 +340,9 @@ template <typename Format> static __device__ void read_aligned(const Work &work,
 #pragma unroll 1
         for (int load = 0; load < LOADS && work.active; load++) mark<Format>(work, first + load * THREADS * VECTOR, VECTOR);
     }
-    if (whole % gridDim.x != blockIdx.x) return;
+    if (whole % blocks() != block()) return;
 #pragma unroll 1
-    for (long long index = whole * CHUNK + threadIdx.x; index < work.count; index += THREADS) { /* the rest */
+    for (long long index = whole * CHUNK + thread(); index < work.count; index += THREADS) { /* the rest */
         seen.add_one(Format::widened(numbers[index]));
         if (work.active) mark<Format>(work, index, 1);
     }
@@ -241,9 +355,9 @@ template <typename Format> static __device__ void read_each(const Work &work, Se
     const int CHUNK = CHUNK_BYTES / sizeof(Stored), GROUP = 4;
     const Stored *numbers = (const Stored *)work.numbers;
 #pragma unroll 1
-    for (long long chunk = blockIdx.x; chunk * CHUNK < work.count; chunk += gridDim.x) {
+    for (long long chunk = block(); chunk * CHUNK < work.count; chunk += blocks()) {
         long long end = (chunk + 1) * CHUNK < work.count ? (chunk + 1) * CHUNK : work.count;
-        long long index = chunk * CHUNK + threadIdx.x;
+        long long index = chunk * CHUNK + thread();
 #pragma unroll 1
         for (; index + (GROUP - 1) * THREADS < end; index += GROUP * THREADS) {
             Number x[GROUP];
@@ -255,9 +369,9 @@ template <typename Format> static __device__ void read_each(const Work &work, Se
         for (; index < end; index += THREADS) seen.add_one(Format::widened(numbers[place_of(work, index)]));
     }
     if (!work.active) return;
-    const long long step = (long long)gridDim.x * THREADS;
+    const long long step = (long long)blocks() * THREADS;
 #pragma unroll 1
-    for (long long index = (long long)blockIdx.x * THREADS + threadIdx.x; index < work.count; index += step) mark<Format>(work, index, 1);
+    for (long long index = (long long)block() * THREADS + thread(); index < work.count; index += step) mark<Format>(work, index, 1);
 }
 
 /* -- drawn numbers ------------------------------------------------------------------------------------------ */
@@ -265,29 +379,23 @@ template <typename Format> static __device__ void read_each(const Work &work, Se
 /* Counts up to THREADS numbers by their powers of two, see Note [Exponents] in `kedge.store.exponents`. */
 template <typename Format> static __device__ void draw(const Work &work) {
     __shared__ unsigned counts[BUCKETS + 1];
-    for (int i = threadIdx.x; i <= BUCKETS; i += THREADS) counts[i] = 0;
-    __syncthreads();
-    long long index = threadIdx.x * work.distance;
+    for (int i = thread(); i <= BUCKETS; i += THREADS) counts[i] = 0;
+    wait_for_block();
+    long long index = thread() * work.distance;
     if (index < work.count) {
         double x = (double)Format::widened(((const typename Format::Stored *)work.numbers)[place_of(work, index)]);
-        unsigned bits = (unsigned)__float_as_int((float)x) & 0x7fffffffu;
+        unsigned bits = same_bits<unsigned>((float)x) & 0x7fffffffu;
         int exponent = (int)(bits >> 23), bucket = exponent - 127 - LOWEST + 2;
         bucket = bucket < 1 ? 1 : bucket > BUCKETS - 1 ? BUCKETS - 1 : bucket;
         if (exponent == 0) bucket = 0;
-        if (bits && exponent != 255) atomicAdd(&counts[bucket], 1u);
-        if (x <= work.low || x >= work.high) atomicAdd(&counts[BUCKETS], 1u);
+        if (bits && exponent != 255) add_one_to(&counts[bucket]);
+        if (x <= work.low || x >= work.high) add_one_to(&counts[BUCKETS]);
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i <= BUCKETS; i += THREADS) work.drawn[i] = (unsigned short)counts[i];
+    wait_for_block();
+    for (int i = thread(); i <= BUCKETS; i += THREADS) work.drawn[i] = (unsigned short)counts[i];
 }
 
 /* -- the kernel --------------------------------------------------------------------------------------------- */
-
-static __device__ unsigned long long nanoseconds() {
-    unsigned long long now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-}
 
 static __device__ void write_row(const Work &work, const Totals &t, unsigned long long begun) {
     double missing = infinite() - infinite(), repeats = (double)work.repeats;
@@ -300,14 +408,14 @@ static __device__ void write_row(const Work &work, const Totals &t, unsigned lon
     work.row[4] = full ? t.nonzero * repeats : missing;
     work.row[5] = squared ? t.nonfinite * repeats : missing;
     work.row[6] = squared ? t.nan * repeats : missing;
-    work.row[7] = (double)(nanoseconds() - begun) * 1e-9;
+    work.row[7] = (double)(ticks() - begun) * work.tick;
 }
 
 /* Writes this block's part; true in the block that is the last. */
 static __device__ bool is_last(const Work &work, const Totals &t, unsigned long long begun) {
     __shared__ bool last;
-    if (threadIdx.x == 0) {
-        volatile double *part = work.parts + (long long)blockIdx.x * ROW;
+    if (thread() == 0) {
+        Part *part = work.parts + (long long)block() * ROW;
         part[0] = t.sum;
         part[1] = t.squares;
         part[2] = t.low;
@@ -315,18 +423,18 @@ static __device__ bool is_last(const Work &work, const Totals &t, unsigned long 
         part[4] = t.nonzero;
         part[5] = t.nonfinite;
         part[6] = t.nan;
-        part[7] = __longlong_as_double((long long)begun);
-        __threadfence();
-        last = atomicInc(work.arrived, gridDim.x - 1) == gridDim.x - 1;
+        part[7] = same_bits<double>(begun);
+        order_memory();
+        last = arrives_last(work.arrived);
     }
-    __syncthreads();
+    wait_for_block();
     return last;
 }
 
 template <typename Format> static __device__ void measure(const Work &work) {
     __shared__ unsigned long long first;
-    unsigned long long begun = nanoseconds();
-    if (work.drawn && blockIdx.x == 0) draw<Format>(work);
+    unsigned long long begun = ticks();
+    if (work.drawn && block() == 0) draw<Format>(work);
     if (work.what == DRAW) return;
     Seen<typename Format::Number> seen;
     if (work.dims || (unsigned long long)work.numbers % 16)
@@ -335,26 +443,26 @@ template <typename Format> static __device__ void measure(const Work &work) {
         read_aligned<Format>(work, seen);
     Totals t = seen.totals();
     join_block(t);
-    if (gridDim.x > 1) {
+    if (blocks() > 1) {
         if (!is_last(work, t, begun)) return;
-        __threadfence();
-        if (threadIdx.x == 0) first = ~0ull;
-        __syncthreads();
+        order_memory();
+        if (thread() == 0) first = ~0ull;
+        wait_for_block();
         t = nothing();
 #pragma unroll 1
-        for (unsigned block = threadIdx.x; block < gridDim.x; block += THREADS) {
-            volatile double *part = work.parts + (long long)block * ROW;
+        for (unsigned block = thread(); block < blocks(); block += THREADS) {
+            Part *part = work.parts + (long long)block * ROW;
             Totals other = {part[0], part[1], part[2], part[3], part[4], part[5], part[6]};
             join(t, other);
-            atomicMin(&first, (unsigned long long)__double_as_longlong(part[7]));
+            lower(&first, same_bits<unsigned long long>((double)part[7]));
         }
         join_block(t);
         begun = first;
     }
-    if (threadIdx.x == 0) write_row(work, t, begun);
+    if (thread() == 0) write_row(work, t, begun);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) statistics_float32(const __grid_constant__ Work work) { measure<Float32>(work); }
-extern "C" __global__ void __launch_bounds__(THREADS, 4) statistics_float64(const __grid_constant__ Work work) { measure<Float64>(work); }
-extern "C" __global__ void __launch_bounds__(THREADS, 4) statistics_float16(const __grid_constant__ Work work) { measure<Float16>(work); }
-extern "C" __global__ void __launch_bounds__(THREADS, 4) statistics_bfloat16(const __grid_constant__ Work work) { measure<BFloat16>(work); }
+KERNEL(statistics_float32) { measure<Float32>(work); }
+KERNEL(statistics_float64) { measure<Float64>(work); }
+KERNEL(statistics_float16) { measure<Float16>(work); }
+KERNEL(statistics_bfloat16) { measure<BFloat16>(work); }

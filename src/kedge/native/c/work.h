@@ -26,6 +26,7 @@ typedef struct {
     unsigned char *active; /* a byte for each channel, set where a number is above zero; NULL for none */
     long long distance;    /* between numbers that are drawn */
     double low, high;      /* drawn numbers that are not above the one, or not below the other, are outside */
+    double tick;           /* the seconds between two readings of the card's clock */
     long long inner;       /* how far apart channels are, in numbers */
     int channels;
     int what;       /* a WHAT_ of tensors.h */

@@ -147,6 +147,7 @@ class Watcher:
         self.kinds.begin(finder)
         self._undo.callback(self.kinds.close)
         self.steps.optimizers.begin()
+        self.shield.attempt("operations outside of modules", self.models.outside.begin)
         receivers.append(self)
         self._undo.callback(receivers.remove, self)
         facts = self.record.facts

@@ -69,12 +69,15 @@ class ModuleOperations:
         made: The largest number of operations of each name in one call.
         raised: The names of operations that raised, or whose actions did.
         interrupted: Whether a call inside one of them ended without PyTorch calling its hooks.
+        unready: The names of operations that returned before they had a result.
         runs: What runs them, in messages.
+        listing: How to find others, in messages.
         forward: The code whose variables are hooked; None if none are.
         assigned: The places in that code that were seen to assign results.
     """
 
     runs = "its own forward"
+    listing = "list its operations with kedge.operations(model, ...)"
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -84,6 +87,7 @@ class ModuleOperations:
         self.forward: CodeType | None = None
         self.assigned: set[int] = set()
         self.raised: set[str] = set()
+        self.unready: set[str] = set()
         self.called = self.fused = 0
         self.made: dict[str, int] = {}
         self.matched: dict[str, tuple[OperationGate, ...]] = {}

@@ -634,10 +634,11 @@ def test_programs_that_modes_would_change_are_left_alone(kedge, script, tmp_path
     assert not (tmp_path / "it.kedge").exists()
 
 
-def test_a_long_program_is_left_alone(recorded):
-    """After some thousand operations the mode is off, and the losses are recorded all the same."""
+@pytest.mark.parametrize("seen", ["", "import sys; sys.setprofile(lambda *_: None)\n"])
+def test_a_long_program_is_left_alone(recorded, seen):
+    """After some thousand operations the mode is off, also under a profiler of Python's, and the losses are recorded all the same."""
     recording = recorded(
-        "w = torch.tensor(5.0, requires_grad=True)\n"
+        f"{seen}w = torch.tensor(5.0, requires_grad=True)\n"
         "for _ in range(1500):\n"
         "    loss = (w - 1) ** 2\n"
         "    loss.backward()\n"

@@ -18,8 +18,10 @@ looked at. If a trace, or the profiler, begins elsewhere, this ends with the fir
 
 # Note [Taking a mode off]
 PyTorch takes a mode off its stack while the mode passes an operation on, and puts it back after
-that. So the mode cannot end itself: Python is asked to call a function a moment later. A mode also
-stays where a caller puts the dispatch keys back, see Note [Keys put back] in
+that. So the mode cannot end itself: Python is asked to call a function a moment later, when the
+operation has ended, and once more if it has not. Under a tracer or a profiler, Python would then
+call nothing else but a function that asks for itself: there another thread asks, a moment later. A
+mode also stays where a caller puts the dispatch keys back, see Note [Keys put back] in
 `kedge.torch_internals.modes`; it passes everything on, and each operation asks again. Where Python
 cannot be asked, that lasts until a module is called.
 """
@@ -80,6 +82,8 @@ MOST_OPERATIONS = 4_000
 """So many operations of a program are seen."""
 MOST_SECONDS = 1.0
 """So long may that take."""
+_A_MOMENT = 0.001
+"""The seconds after which an operation is expected to have ended."""
 _MOST_GRAPHS = 16
 _MOST_FORWARD = 200
 """Most operations of the graph of a program without a backward pass."""
@@ -224,15 +228,19 @@ class TensorProgram:
             if modes.is_on_operations(self._mode):
                 self._take_off()
             else:  # the operation has not ended yet
-                self._is_asked = True
-                add(self._pending, None)
+                self._take_off_soon()
             return 0
 
         if self._pending is None:
             self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(take_off)
             _called_by_python.append(self._pending)
         self._is_asked = True
-        add(self._pending, None)
+        if sys.gettrace() is None and sys.getprofile() is None:
+            add(self._pending, None)
+            return
+        asking = threading.Timer(_A_MOMENT, add, (self._pending, None))
+        asking.daemon = True
+        asking.start()
 
     def _release(self) -> None:
         self._seen.clear()

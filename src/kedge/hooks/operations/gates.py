@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kedge.errors import EditError
 from kedge.flow import Preserving
+from kedge.frames import SourceLine
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.owner import Owner
@@ -74,6 +75,8 @@ class ModuleOperations:
         listing: How to find others, in messages.
         forward: The code whose variables are hooked; None if none are.
         assigned: The places in that code that were seen to assign results.
+        kept: The lines of functions that kept or changed the result of an operation, by the
+            variable that got what they returned.
     """
 
     runs = "its own forward"
@@ -86,6 +89,7 @@ class ModuleOperations:
         self.live = self.away = self.captured = self.interrupted = False
         self.forward: CodeType | None = None
         self.assigned: set[int] = set()
+        self.kept: dict[str, SourceLine] = {}
         self.raised: set[str] = set()
         self.unready: set[str] = set()
         self.called = self.fused = 0

@@ -94,6 +94,13 @@ def _explain_variable(
             f"{gate.operations.runs} assigned it less often: the last is {most}",
             "the numbers start at 0",
         )
+    for other, line in gate.operations.kept.items():
+        if op_pattern(name).fullmatch(other):
+            return kind(
+                f"{gate.operations.runs} assigned {other.removesuffix(VARIABLE)} what {line.function} "
+                f"returned, which may not be the result of an operation: {line.file}:{line.line}",
+                "hook the operation that makes the value, or those of that function",
+            )
     assigned = f"; it assigned {listed(list(made), _SHOWN)}" if made else ""
     return kind(
         f"{gate.operations.runs} assigned no result of an operation or a module to "

@@ -228,6 +228,10 @@ class Watcher:
         passed = self.costs.passed
         took = budget.seconds + budget.counting + self.costs.uncharged
         sites = self.record.meter.sites
+        line = self.tensors.left_alone
+        left_alone = ""
+        if line is not None:
+            left_alone = f"{line}: {line.text}"
         return WatchSummary(
             sites=len(sites.seats),
             steps=steps,
@@ -236,6 +240,7 @@ class Watcher:
             watching=min(took, passed),  # part of it is estimated
             levels={kind.name.lower(): counts[kind] for kind in reversed(StepKind)},
             failed=self.failed,
+            left_alone=left_alone,
         )
 
     def _log(self, values: Mapping[str, Any]) -> None:

@@ -342,7 +342,9 @@ def test_the_ledger_names_the_lines_that_were_not_seen() -> None:
             left, right = both(x, x)
             return left + right
 
-    with pytest.warns(NeverFiredWarning, match="assigned left what both returned, which may not be"):
+    with pytest.warns(
+        NeverFiredWarning, match="assigned left what both returned, which may not be"
+    ):
         with kedge.hook(other := Other(), "/left=", kedge.record()):
             other(x)
 

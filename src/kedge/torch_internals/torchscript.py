@@ -49,7 +49,7 @@ def called_by_torchscript(modules: Mapping[str, nn.Module]) -> set[int]:
     return {id(module) for module in modules.values()} - by_python
 
 
-def traced_around(path: str, modules: Mapping[str, nn.Module]) -> str | None:
+def whole_around(path: str, modules: Mapping[str, nn.Module]) -> str | None:
     """Return the path of the traced model that a module is in, or is, if Python calls its hooks; else None.
 
     Args:

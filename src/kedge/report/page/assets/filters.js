@@ -76,6 +76,7 @@ class FilterReader {
     if (this.accept("/")) {
       term.op = this.until("#:,! \t\n");
       if (!term.op) this.fail('the name of an operation must follow "/"');
+      if (/^\p{Nd}+$/u.test(term.op)) this.fail(`"${term.op}" is not the name of an operation, which is a function's`);
       if (this.accept("#")) term.nth = this.index();
     }
     if (this.accept(":")) {

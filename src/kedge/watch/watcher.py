@@ -125,7 +125,7 @@ class Watcher:
         record = self.record
         lines = record.losses.lines
         seconds = record.first_step.seconds + self.models.passes.seconds + lines.seconds
-        seconds += self.tensors.seconds
+        seconds += self.tensors.seconds + self.costs.operations(self.models.outside.passed)
         if self.acting is not None:
             seconds += self.acting.seconds
         if record.times is not None:

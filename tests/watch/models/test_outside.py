@@ -63,6 +63,7 @@ def test_the_loss_of_a_loop_is_recorded_without_being_a_step() -> None:
     assert "/cross_entropy#0:in.grad" in log.texts()
     assert not log.texts("out")
     assert log.watch.summary.steps == 4
+    assert log.watch.models.outside.passed > 4 * 2
     assert silent(log) == {}
 
 

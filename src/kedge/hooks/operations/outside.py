@@ -149,6 +149,7 @@ class OutsideMode(TorchFunctionMode):
             program's code its pass.
         again: The parts that a checkpoint is running again.
         over: Whether the pass has ended.
+        passed: How many calls of PyTorch it has passed on while it saw operations.
         by_steps: Whether optimizers end the passes; None as long as that is unknown.
     """
 
@@ -161,6 +162,7 @@ class OutsideMode(TorchFunctionMode):
         self.running: list[ForwardUnderWay] = []
         self.again: list[ForwardUnderWay] = []
         self.over = True
+        self.passed = 0
         self.by_steps: bool | None = None
         self.thread = threading.get_ident()
 
@@ -172,6 +174,7 @@ class OutsideMode(TorchFunctionMode):
         operations = self.operations
         if is_compiling() or operations.away or not operations.live:
             return func(*args, **kwargs)
+        self.passed += 1
         if self.running and operations.code is not None:
             self._forget_returned(sys._getframe(1))
         name = name_of(func)

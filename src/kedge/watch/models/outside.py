@@ -51,6 +51,13 @@ class OperationsOutside:
             self._switch = self.session.outside[None]
             self._switch.operations.runs = "in measured steps the code outside of modules"
 
+    @property
+    def passed(self) -> int:
+        """How many calls of PyTorch were passed on while operations were seen."""
+        if self._switch is None:
+            return 0
+        return self._switch.mode.passed
+
     def begin_step(self, step: Step) -> None:
         """See them in a step that is measured, or keeps its hooks for the sake of compiled code."""
         if self._switch is None:

@@ -422,6 +422,13 @@ with Names():
     product = w * 3
     product.sum().backward()
 print(Names.seen)
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = torch.tanh(x) * 1.5
+    return x.sum()
+for _ in range(3):
+    scripted(w).backward()
 if os.fork() == 0:
     (w * 2).sum()
     print(torch._C._len_torch_dispatch_stack(), flush=True)
@@ -624,20 +631,21 @@ def test_the_first_value_that_is_not_finite_is_named(kedge, script):
     ],
 )
 def test_programs_that_modes_would_change_are_left_alone(kedge, script, tmp_path, source):
-    """A program with traces, a profiler or swapped tensors prints what it prints without Kedge, and is told why."""
+    """A program with traces, a profiler or swapped tensors prints what it prints without Kedge, and is told for which line."""
     name = script(HEAD + source)
     plain = forked.run([sys.executable, name], cwd=tmp_path, forks=True)
     done = kedge("run", "-o", "it.kedge", name, fresh=True)
 
     assert (done.stdout, done.returncode) == (plain.stdout, 0)
-    assert "torch.jit, PyTorch's profiler or swap_tensors" in done.stderr
+    assert "do not work under a mode, and it has one at train.py:" in done.stderr
     assert not (tmp_path / "it.kedge").exists()
 
 
-def test_a_long_program_is_left_alone(recorded):
-    """After some thousand operations the mode is off, and the losses are recorded all the same."""
+@pytest.mark.parametrize("seen", ["", "import sys; sys.setprofile(lambda *_: None)\n"])
+def test_a_long_program_is_left_alone(recorded, seen):
+    """After some thousand operations the mode is off, also under a profiler of Python's, and the losses are recorded all the same."""
     recording = recorded(
-        "w = torch.tensor(5.0, requires_grad=True)\n"
+        f"{seen}w = torch.tensor(5.0, requires_grad=True)\n"
         "for _ in range(1500):\n"
         "    loss = (w - 1) ** 2\n"
         "    loss.backward()\n"
@@ -733,7 +741,7 @@ def test_a_graph_that_is_too_large_is_told(kedge, script):
 
 
 def test_operators_that_change_their_arguments_count_their_versions(kedge, script):
-    """A program that registers one is left alone."""
+    """A program that registers one is left alone, and is told so."""
     name = script(
         HEAD + "@torch.library.custom_op('own::more', mutates_args={'x'})\n"
         "def more(x: torch.Tensor) -> None:\n"
@@ -742,7 +750,9 @@ def test_operators_that_change_their_arguments_count_their_versions(kedge, scrip
         "more(x)\n"
         "print(x._version)\n"
     )
-    assert kedge("run", name).stdout == "2\n"
+    done = kedge("run", name)
+    assert done.stdout == "2\n"
+    assert "train.py:9: @torch.library.custom_op('own::more', mutates_args={'x'})" in done.stderr
 
 
 @pytest.mark.parametrize("where", FIRST_CALLS)

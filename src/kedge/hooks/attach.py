@@ -37,6 +37,7 @@ from kedge.hooks.placing.concealed import is_hooked
 from kedge.hooks.placing.installed import InstalledHooks
 from kedge.hooks.target import HookedModel
 from kedge.short_text import counted, listed
+from kedge.sites.nearest import remedy_at
 from kedge.sites.select import Selector, SitePlace, selects
 from kedge.sites.site import TENSOR_KINDS, Site
 from kedge.torch_internals import dynamo
@@ -175,7 +176,7 @@ class Attachments:
         selector = _of_model(selector)
         places = selector.on(model).places
         _check_grads(selector, places)
-        _check_scripted(selector, places)
+        _check_scripted(selector, places, model)
         target = self._target(model, places)
         target.compiled = target.compiled or dynamo.compiles(whole)
         target.attach(places, spec, model)
@@ -466,14 +467,16 @@ def _check_grads(selector: Selector, places: tuple[SitePlace, ...]) -> None:
         )
 
 
-def _check_scripted(selector: Selector, places: tuple[SitePlace, ...]) -> None:
+def _check_scripted(selector: Selector, places: tuple[SitePlace, ...], model: nn.Module) -> None:
     """Refuse sites that TorchScript keeps from firing: those asked for by name, and a pattern of no others."""
     silent = [place for place in places if place.silent]
     named = [str(place.site) for place in silent if not place.many]
     if len(silent) < len(places) and not named:
         return
-    remedy = "hook the model before torch.jit.script or torch.jit.trace takes it"
-    if silent and len(silent) == len(places):
+    if not silent:
+        return
+    remedy = remedy_at(silent[0].site.path, model)
+    if len(silent) == len(places):
         raise NoSuchKind(
             f'"{selector}" selects only what TorchScript runs, without Python and so without '
             f"hooks; {remedy}"

@@ -16,6 +16,7 @@ from kedge.hooks.forward_source import attributes_read, calls_forward
 from kedge.hooks.operations.unfired import explain_op
 from kedge.hooks.target import HookedModel
 from kedge.hooks.unfired_gradients import explain_backward, explain_gradient, explain_parameter
+from kedge.sites.nearest import remedy_at
 from kedge.sites.site import escape
 from kedge.torch_internals.module_tables import module_at, named_modules
 from kedge.torch_internals.torchscript import called_by_torchscript
@@ -294,10 +295,7 @@ def _explain_uncalled(tap: Tap, session: Attachments, now: Counts) -> Cause:
                 "hook the one around it",
             )
         if id(child) in called_by_torchscript(named_modules(model)):
-            return Cause(
-                "TorchScript runs its module without Python",
-                "hook the model before it is scripted or traced",
-            )
+            return Cause("TorchScript runs its module without Python", remedy_at(path, model))
 
     called = _called_with(tap, session)
     if now.during == "forward" and now.passes == tap.since.passes + 1:

@@ -19,7 +19,7 @@ from kedge.rules.recorded.roots import root_names
 from kedge.rules.rule import Finding
 from kedge.sites.filters import SiteFilter
 from kedge.sites.folding import FEW_OUTLIERS, MOST_OUTLIERS, Folding, outliers
-from kedge.sites.site import escape
+from kedge.sites.site import OF_OPERATION, escape
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Floats, Ints
 
@@ -379,7 +379,10 @@ def lines(recording: Recording) -> tuple[ModuleLine, ...]:
     # Outputs first: each call and each leaf has a line of its own, and a parameter joins the first.
     for site in sorted(recording.sites, key=lambda site: (_base(site) != "out", site.id)):
         kind = _base(site)
-        if kind in ("out", "out.grad"):
+        if site.kind.startswith(OF_OPERATION):
+            if len(recording.rows(site)):
+                _add_operation(by_label, recording, site, kind)
+        elif kind in ("out", "out.grad"):
             name, _, flow = site.site.rpartition(":")
             leaf = name.removeprefix(escape(site.path)) + flow.removeprefix(kind)
             line_of(site, site.path, leaf).sites[kind] = site
@@ -409,8 +412,22 @@ def lines(recording: Recording) -> tuple[ModuleLine, ...]:
     return tuple(placed)
 
 
+def _add_operation(
+    by_label: dict[str, ModuleLine], recording: Recording, site: SiteInfo, kind: str
+) -> None:
+    """Add a site of an operation outside of modules to its line; what goes into one has a line of its own."""
+    name, _, flow = site.site.rpartition(":")
+    label = name + flow.removeprefix(kind)
+    column = kind
+    if kind in ("in", "in.grad"):
+        label = f"{name}:in{flow.removeprefix(kind)}"
+        column = kind.replace("in", "out", 1)
+    line = by_label.setdefault(label, ModuleLine(label, site.path, recording))
+    line.sites[column] = site
+
+
 def _base(site: SiteInfo) -> str:
-    return site.kind.partition("[")[0]
+    return site.kind.removeprefix(OF_OPERATION).partition("[")[0]
 
 
 def matching(all_lines: Sequence[ModuleLine], text: str) -> tuple[ModuleLine, ...]:

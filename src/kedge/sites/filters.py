@@ -16,8 +16,16 @@ from typing import Protocol, TypeVar
 
 from kedge.errors import NoSuchKind, NoSuchSite
 from kedge.sites.folding import pattern
-from kedge.sites.language import Term, parse, single
-from kedge.sites.site import ALL_KINDS, KINDS, PARAM_KINDS, WATCHED_KINDS
+from kedge.sites.language import Term, means_op, parse, single
+from kedge.sites.site import (
+    ALL_KINDS,
+    KINDS,
+    OF_OPERATION,
+    OP_KINDS,
+    PARAM_KINDS,
+    VARIABLE,
+    WATCHED_KINDS,
+)
 
 #: What is named if nothing is near.
 ALL = '"**" selects everything'
@@ -102,12 +110,15 @@ def check_watched(text: str) -> None:
     """Check that a watch can record what a text selects.
 
     Raises:
-        NoSuchKind: It names an operation, one leaf or call, or a kind that only hooks have.
+        NoSuchKind: It names an operation of a module, one leaf or call, or a kind that only hooks
+            have.
         SelectorError: The text cannot be read.
     """
     for term in parse(text):
-        if term.op is not None:
+        if term.op is not None and not _is_recorded(term):
             part = f'the operation "{term.op[0]}"'
+        elif term.op is not None and term.leaf is None:
+            continue
         elif term.kind not in (None, *WATCHED_KINDS):
             part = f":{term.kind}"
         elif term.call is not None or (term.leaf is not None and term.kind != "state"):
@@ -118,9 +129,17 @@ def check_watched(text: str) -> None:
         raise NoSuchKind(
             f'"{term}": a watch of a whole run does not record {part}; it records '
             "the values of modules and parameters with all their leaves and calls "
-            f"({kinds}). Leave that part out, or use a hook: kedge.hook(model, "
+            f'({kinds}), and of operations outside of modules ("/cross_entropy"). '
+            "Leave that part out, or use a hook: kedge.hook(model, "
             f'"{term}", kedge.measure())'
         )
+
+
+def _is_recorded(term: Term) -> bool:
+    """Whether a watch records an operation: one outside of modules, of which variables are none."""
+    if term.op is None or term.op[0].endswith(VARIABLE):
+        return False
+    return term.is_outside and term.kind in (None, *OP_KINDS)
 
 
 def chosen_sites(text: str, sites: Sequence[N], where: str = "this recording") -> tuple[N, ...]:
@@ -166,6 +185,10 @@ def means(term: Term, site: Named) -> bool:
     Without a kind, it selects every site of a module, and of its parameters.
     """
     kind = site.kind.partition("[")[0]
+    if term.op is not None and kind.startswith(OF_OPERATION):
+        own = single(site.site)
+        is_meant = term.kind in (None, own.kind) and term.leaf in (None, own.leaf)
+        return is_meant and own.op is not None and means_op(term.op, own.op)
     types = (site.type,)
     if term.kind is None:
         named = term.matches(site.owner, types) or (

@@ -70,6 +70,11 @@ class Term:
             return None
         return unescape(".".join(self.path))
 
+    @property
+    def is_outside(self) -> bool:
+        """Whether it has an operation and no module, as ``/relu``: without a model, one outside of modules."""
+        return self.op is not None and not (self.path or self.types or self.call)
+
     def names(self, site: Site) -> bool:
         """Whether this is the literal name of a site: of its module, and of its operation if it has one.
 

@@ -21,7 +21,17 @@ from kedge.sites.site import (
     escape,
     kind_called,
 )
-from kedge.torch_internals.torchscript import class_name, is_frozen
+from kedge.torch_internals.module_tables import named_modules
+from kedge.torch_internals.torchscript import class_name, is_frozen, whole_around
+
+
+def remedy_at(path: str, model: nn.Module) -> str:
+    """Return what to do where TorchScript runs a module of a model, and so calls no hooks."""
+    remedy = "hook the model before torch.jit.script or torch.jit.trace takes it"
+    whole = whole_around(path, named_modules(model))
+    if whole is None:
+        return remedy
+    return f'{remedy}, or hook the traced model as a whole, at "{escape(whole)}:out"'
 
 
 def nearest(

@@ -13,6 +13,8 @@ OP_KINDS = ("out", "in", "out.grad", "in.grad")
 VARIABLE_KINDS = ("out", "out.grad")
 VARIABLE = "="
 """What the name of a variable ends in, where that of an operation may stand: ``block/hidden=``."""
+OF_OPERATION = "operation."
+"""What the kinds begin with that operations have in recordings, so that nobody takes them for modules'."""
 WATCHED_KINDS = ("out", "in", "out.grad", "param", "param.grad", "state")
 KINDS = MODULE_KINDS + PARAM_KINDS
 ALL_KINDS = KINDS + TENSOR_KINDS + NODE_KINDS

@@ -4,7 +4,9 @@
 The instruction that a frame is at calls something; the instructions after it say what becomes of
 the result. If it is stored into a local variable, that is what the line assigns: also by ``a = b =
 ...``, by ``(a := ...)``, and part by part in ``a, b = ...``. If it is returned, the same is asked of
-the frame around. The names are those of the code object, so nothing has to be read from a source.
+the frame around; also if it is stored and returned on every way from there, as in a wrapper that a
+library puts around PyTorch's functions. The names are those of the code object, so nothing has to
+be read from a source.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from collections.abc import Collection, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from kedge.torch_internals.source_lines import PASSING, line_of
+from kedge.frames import SourceLine
+from kedge.torch_internals.source_lines import PASSING, line_of, source_of
 
 
 class Assigned(NamedTuple):
@@ -31,6 +34,11 @@ class Assigned(NamedTuple):
 _RETURNED = (Assigned("return", None, -1),)
 _STORES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME")
 _CALLS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX")
+_RAISES = ("RAISE_VARARGS", "RERAISE")
+_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
+_ALWAYS_JUMPS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
+_NOT_FOLLOWED = ("RETURN_CONST", "RETURN_GENERATOR", "YIELD_VALUE", "DELETE_FAST", "SEND")
+"""Instructions at which a variable is not returned, or not at once."""
 _COPIES = ("LOAD_FAST", "LOAD_DEREF", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_CLOSURE")
 
 
@@ -49,10 +57,81 @@ def assigned(frame: FrameType | None, forward: CodeType | None) -> Sequence[Assi
         if code is forward:
             found = _becomes(code, frame.f_lasti)
             return () if found is _RETURNED else found
-        if code.co_filename not in PASSING and _becomes(code, frame.f_lasti) is not _RETURNED:
+        if not _passes_on(code, frame.f_lasti):
             return ()
         frame = frame.f_back
     return ()
+
+
+def kept_between(
+    frame: FrameType | None, forward: CodeType | None
+) -> tuple[Sequence[Assigned], SourceLine | None]:
+    """Return the variables that get what a function returns, which has kept the result of a call.
+
+    Args:
+        frame: The frame of the call.
+        forward: The code whose variables are meant.
+
+    Returns:
+        The variables, and the line that has kept the result, or worked on; None without any.
+    """
+    line = None
+    while frame is not None and frame.f_code is not forward:
+        if line is None and not _passes_on(frame.f_code, frame.f_lasti):
+            line = source_of(frame)
+        frame = frame.f_back
+    if frame is None or line is None:
+        return (), None
+    return _becomes(frame.f_code, frame.f_lasti), line
+
+
+@functools.lru_cache(maxsize=512)
+def _passes_on(code: CodeType, offset: int) -> bool:
+    """Whether some code returns the result of the instruction at an offset."""
+    if code.co_filename in PASSING:
+        return True
+    found = _becomes(code, offset)
+    return found is _RETURNED or any(_is_returned(code, one) for one in found)
+
+
+def _is_returned(code: CodeType, stored: Assigned) -> bool:
+    """Whether what a variable gets at a place is returned on every way from there that does not raise."""
+    offsets, instructions = _read(code)
+    if stored.part is not None or stored.name not in code.co_varnames:
+        return False
+    waiting = [bisect.bisect_right(offsets, stored.place)]
+    seen: set[int] = set()
+    while waiting:
+        at = waiting.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        if at >= len(instructions):
+            return False
+        instruction = instructions[at]
+        name = instruction.opname
+        if stored.name in _stored(instruction) or name in _NOT_FOLLOWED:
+            return False
+        if name == "RETURN_VALUE":
+            if instruction.is_jump_target or _loaded(instructions[at - 1]) != stored.name:
+                return False
+            continue
+        if name in _RAISES:
+            continue
+        if instruction.opcode in _JUMPS:
+            waiting.append(bisect.bisect_left(offsets, instruction.argval))
+        if name not in _ALWAYS_JUMPS:
+            waiting.append(at + 1)
+    return True
+
+
+def _loaded(instruction: dis.Instruction) -> str:
+    """Return the local variable that an instruction loads last; empty if it loads none."""
+    if "LOAD_FAST" not in instruction.opname:
+        return ""
+    if isinstance(instruction.argval, tuple):
+        return str(instruction.argval[-1])
+    return str(instruction.argval)
 
 
 def _becomes(code: CodeType, offset: int) -> tuple[Assigned, ...]:

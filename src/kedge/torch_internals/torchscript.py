@@ -43,15 +43,31 @@ def called_by_torchscript(modules: Mapping[str, nn.Module]) -> set[int]:
         return set()
     by_python = set()
     for path, module in modules.items():
-        around = _around(path) if path else []
-        outside = not any(is_scripted(modules.get(each)) for each in around)
+        outside = not any(is_scripted(modules.get(each)) for each in _around(path))
         if outside and takes_hooks(module):
             by_python.add(id(module))
     return {id(module) for module in modules.values()} - by_python
 
 
+def whole_around(path: str, modules: Mapping[str, nn.Module]) -> str | None:
+    """Return the path of the traced model that a module is in, or is, if Python calls its hooks; else None.
+
+    Args:
+        path: The path of the module.
+        modules: All modules of the model, by every path that they have.
+    """
+    silent = called_by_torchscript(modules)
+    for each in (*_around(path), path):
+        module = modules.get(each)
+        if is_scripted(module) and id(module) not in silent:
+            return each
+    return None
+
+
 def _around(path: str) -> list[str]:
     """Return the paths of the modules around one, with that of the model, which is empty."""
+    if not path:
+        return []
     names = path.split(".")
     return [".".join(names[:end]) for end in range(len(names))]
 

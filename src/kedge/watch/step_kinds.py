@@ -61,6 +61,7 @@ class StepKinds:
             record,
             models.passes,
             self.hooks,
+            models.outside,
         )
         self._compiled_noted = False
 
@@ -118,6 +119,7 @@ class StepKinds:
         if self.rehearsals.ended():
             self.record.forget(self.steps.step)
         self.evaluation.began(passes, self.steps.by, graded=graded)
+        self.record.models.outside.pass_began()
 
     def interrupt(self) -> None:
         """Make the current step a guarded one, as something in it is not finite.

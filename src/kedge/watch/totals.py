@@ -17,6 +17,8 @@ class WatchSummary:
         watching: Seconds of them that Kedge took, by its own measurement.
         levels: Steps of each kind: "measured", "guarded", "skipped".
         failed: Whether Kedge failed, so that the run was watched in part or not at all.
+        left_alone: The line of the program for which its operations were not looked at, as text;
+            empty if they were.
     """
 
     sites: int
@@ -26,3 +28,4 @@ class WatchSummary:
     watching: float
     levels: dict[str, int]
     failed: bool = False
+    left_alone: str = ""

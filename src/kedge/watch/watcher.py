@@ -125,7 +125,7 @@ class Watcher:
         record = self.record
         lines = record.losses.lines
         seconds = record.first_step.seconds + self.models.passes.seconds + lines.seconds
-        seconds += self.tensors.seconds
+        seconds += self.tensors.seconds + self.costs.operations(self.models.outside.passed)
         if self.acting is not None:
             seconds += self.acting.seconds
         if record.times is not None:
@@ -147,6 +147,7 @@ class Watcher:
         self.kinds.begin(finder)
         self._undo.callback(self.kinds.close)
         self.steps.optimizers.begin()
+        self.shield.attempt("operations outside of modules", self.models.outside.begin)
         receivers.append(self)
         self._undo.callback(receivers.remove, self)
         facts = self.record.facts
@@ -227,6 +228,10 @@ class Watcher:
         passed = self.costs.passed
         took = budget.seconds + budget.counting + self.costs.uncharged
         sites = self.record.meter.sites
+        line = self.tensors.left_alone
+        left_alone = ""
+        if line is not None:
+            left_alone = f"{line}: {line.text}"
         return WatchSummary(
             sites=len(sites.seats),
             steps=steps,
@@ -235,6 +240,7 @@ class Watcher:
             watching=min(took, passed),  # part of it is estimated
             levels={kind.name.lower(): counts[kind] for kind in reversed(StepKind)},
             failed=self.failed,
+            left_alone=left_alone,
         )
 
     def _log(self, values: Mapping[str, Any]) -> None:

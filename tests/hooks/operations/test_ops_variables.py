@@ -252,6 +252,61 @@ def test_a_function_has_variables_too() -> None:
         kedge.hook("/a=", kedge.record())
 
 
+def wrapped(function: Callable[..., Any], *, how: str) -> Callable[..., Any]:
+    """Wrap a function as libraries do that follow PyTorch's, so that its result is kept for a while."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if how == "changed":
+            result = function(*args, **kwargs)
+            if args:
+                result = result + 1
+            return result
+        if how == "one of two":
+            result = function(*args, **kwargs)
+            return result if args else None
+        if not args:
+            raise ValueError
+        try:
+            result = function(*args, **kwargs)
+        except RuntimeError as error:
+            raise ValueError from error
+        for each in args:
+            str(each)
+        return result
+
+    return call
+
+
+@pytest.mark.parametrize("how", ["the same", "changed", "one of two"])
+def test_a_wrapper_may_keep_a_result_that_it_returns(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is returned on every way is seen, also if PyTorch's functions are wrapped; if not, the cause is the wrapper."""
+    monkeypatch.setattr(torch, "relu", wrapped(torch.relu, how=how))
+
+    class Calls(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(x)
+            return hidden * 2
+
+    model, x = Calls(), torch.randn(3)
+    expected = model(x) * 3
+    with kedge.session() as s:
+        acts = s.hook(model, "/hidden=", kedge.record(), kedge.scale(3))
+        found = model(x)
+        ledger = str(s.ledger())
+        s.end(quiet=True)
+    if how == "the same":
+        assert torch.equal(acts["/hidden="], x.relu())
+        assert torch.equal(found, expected)
+    elif how == "changed":  # by an operation, whose result is returned
+        assert torch.equal(acts["/hidden="], x.relu() + 1)
+    else:
+        assert re.search(r"assigned hidden what wrapped\.<locals>\.call returned, which", ledger)
+        assert "test_ops_variables.py:" in ledger
+
+
 MISSING = [
     ("0/hiden=", 'Block.forward() has no such variable; did you mean "hidden="?'),
     ("0/x=", 'it is an argument: hook ":in[x]" of the module'),
@@ -287,7 +342,9 @@ def test_the_ledger_names_the_lines_that_were_not_seen() -> None:
             left, right = both(x, x)
             return left + right
 
-    with pytest.warns(NeverFiredWarning, match="assigned no result of an operation or a module to"):
+    with pytest.warns(
+        NeverFiredWarning, match="assigned left what both returned, which may not be"
+    ):
         with kedge.hook(other := Other(), "/left=", kedge.record()):
             other(x)
 

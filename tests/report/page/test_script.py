@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kedge.errors import SelectorError
 from kedge.report.page import render
 from kedge.sites.filters import SiteFilter
-from kedge.sites.site import ALL_KINDS, PARAM_KINDS, escape
+from kedge.sites.site import ALL_KINDS, OF_OPERATION, PARAM_KINDS, escape
 
 ASSETS = Path(render.__file__).parent / "assets"
 NAMES = re.compile(r"^(?:export )?(?:const|let|function|class|async function) (\w+)", re.MULTILINE)
@@ -156,6 +156,10 @@ TEXTS = st.one_of(
             "b:param",
             "[ab]",
             "[!a].*",
+            "/a",
+            "/[ab]*#1",
+            "/a:in[a]",
+            "**, !/b:out",
             *(f"a:{kind}" for kind in ALL_KINDS),
         ]
     ),
@@ -175,8 +179,21 @@ PLACES = st.builds(
 )
 
 
+OPERATIONS = st.builds(
+    lambda op, side: {
+        "site": f"/{op}:{side}",
+        "path": f"/{op}",
+        "kind": OF_OPERATION + side.partition("[")[0],
+        "type": "",
+        "owner": f"/{op}",
+    },
+    st.sampled_from(["a#0", "a#1", "b#1", "ab#0"]),
+    st.sampled_from(["out", "in", "in[a]", "in.grad"]),
+)
+
+
 @settings(max_examples=200, deadline=None)
-@given(text=TEXTS, places=st.lists(PLACES, min_size=1, max_size=5))
+@given(text=TEXTS, places=st.lists(st.one_of(PLACES, OPERATIONS), min_size=1, max_size=5))
 def test_a_filter_means_what_it_means_in_the_terminal(
     chosen: Any, text: str, places: list[dict[str, Any]]
 ) -> None:

@@ -87,7 +87,7 @@ def test_a_kind_that_is_named_is_recorded_alone(
 
 @pytest.mark.parametrize(
     "sites",
-    ["/gelu", "mlp/linear#0:out", "**/*:out", "mlp:saved", "mlp:in.grad", "mlp:in.share", "mlp.weight:param.acc", "mlp:pre",
+    ["/gelu:out[0]", "/y=", "mlp/linear#0:out", "**/*:out", "mlp:saved", "mlp:in.grad", "mlp:in.share", "mlp.weight:param.acc", "mlp:pre",
      "mlp:out[0]", "mlp#1", "attn, mlp:saved"],
 )  # fmt: skip
 def test_what_a_watch_cannot_record_is_refused_at_once(sites: str, tmp_path: Path) -> None:

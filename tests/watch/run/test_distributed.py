@@ -104,8 +104,8 @@ PROGRAM = """
             yield [getattr(p.grad, "_local_tensor", p.grad).clone() for p in model.parameters()]
             optimizer.step()
 
-    def watched(name, model, share):
-        with kedge.watch(f"{name}.kedge", every=1, budget=None, strict=True) as watch:
+    def watched(name, model, share, sites="**"):
+        with kedge.watch(f"{name}.kedge", every=1, budget=None, strict=True, sites=sites) as watch:
             watch.tell = None
             list(train(model, share))
 
@@ -178,7 +178,7 @@ PROGRAM = """
         watched("both", shard(parallel(made(), table["tensor"]), table["data"]), lambda x: x.chunk(2)[rank // 2])
         split = lambda x: distribute_tensor(x, line, [Shard(1)])
         watched("sequence", sequence(made(head=False), line), split)
-        watched("ddp", nn.parallel.DistributedDataParallel(made()), lambda x: x.chunk(WORLD)[rank])
+        watched("ddp", nn.parallel.DistributedDataParallel(made()), lambda x: x.chunk(WORLD)[rank], "**, /square")
         staged("stages", rank, ScheduleGPipe)
         staged("broken", rank, Schedule1F1B, broken=True)
         offloaded(line, rank)
@@ -262,6 +262,16 @@ def test_the_norm_of_gradients_that_ddp_averaged_counts_once(four: FourRanks) ->
 
     np.testing.assert_array_equal(ours.count, whole.count)
     np.testing.assert_allclose(ours.sumsq, whole.sumsq, rtol=1e-4)
+
+
+def test_operations_outside_of_modules_are_merged_as_modules_are(four: FourRanks) -> None:
+    """Each rank has squared its share of the outputs."""
+    squares = four.recording("ddp").rows("/square#0")
+    outputs = four.recording("one").rows(":out")
+
+    assert squares.step.tolist() == [0, 1, 2]
+    np.testing.assert_array_equal(squares.count, outputs.count)
+    np.testing.assert_allclose(squares.sum, outputs.sumsq, rtol=1e-4)
 
 
 def test_addends_are_not_taken_for_values(four: FourRanks) -> None:

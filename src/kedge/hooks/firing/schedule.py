@@ -301,6 +301,10 @@ class StepClock:
             self.lead(passes, expects_optimizer)
         return passes
 
+    def follow_code(self) -> PassCounter:
+        """Return the pass counter of code that belongs to no model; no optimizer is known to be its."""
+        return self.follow(lambda: False)
+
     def lead(self, passes: PassCounter, expects_optimizer: Callable[[], bool]) -> None:
         """Set the model that defines the steps: by its optimizer if there is one, else by its forward passes."""
         self.leader = passes

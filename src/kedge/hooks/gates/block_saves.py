@@ -135,7 +135,7 @@ class BlockSaves:
 
     def __init__(self, owner: Owner) -> None:
         owner.installed.on_failure(setattr, owner.clock, "leader", owner.clock.leader)
-        self.gate = BlockGate(owner, owner.clock.follow(_expects_none))
+        self.gate = BlockGate(owner, owner.clock.follow_code())
         self._kept = keep(owner.installed.cleanup, nn.Module(), self, ambient=True)
         owner.installed.install(self)
 
@@ -171,11 +171,6 @@ class BlockSaves:
     def remove(self) -> None:
         """Stop asking for good."""
         self._kept.end()
-
-
-def _expects_none() -> bool:
-    """Whether an optimizer will make the steps: none is known to belong to a block, so its passes are the steps."""
-    return False
 
 
 class ThisBlock:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kedge.errors import EditError
 from kedge.flow import Preserving
+from kedge.frames import SourceLine
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.owner import Owner
@@ -69,12 +70,17 @@ class ModuleOperations:
         made: The largest number of operations of each name in one call.
         raised: The names of operations that raised, or whose actions did.
         interrupted: Whether a call inside one of them ended without PyTorch calling its hooks.
+        unready: The names of operations that returned before they had a result.
         runs: What runs them, in messages.
+        listing: How to find others, in messages.
         forward: The code whose variables are hooked; None if none are.
         assigned: The places in that code that were seen to assign results.
+        kept: The lines of functions that kept or changed the result of an operation, by the
+            variable that got what they returned.
     """
 
     runs = "its own forward"
+    listing = "list its operations with kedge.operations(model, ...)"
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -83,7 +89,9 @@ class ModuleOperations:
         self.live = self.away = self.captured = self.interrupted = False
         self.forward: CodeType | None = None
         self.assigned: set[int] = set()
+        self.kept: dict[str, SourceLine] = {}
         self.raised: set[str] = set()
+        self.unready: set[str] = set()
         self.called = self.fused = 0
         self.made: dict[str, int] = {}
         self.matched: dict[str, tuple[OperationGate, ...]] = {}

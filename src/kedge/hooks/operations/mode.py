@@ -319,6 +319,9 @@ def operate(
         _, made = written_into(func, name, args, kwargs)
     if not (isinstance(made, Tensor) or leaves.find(made)):
         operations.made.setdefault(name, 0)
+        if made is not None and name in WRITING:
+            operations.unready.add(name)
+            entry.counts[name] = op[1] + 1
         return result
     entry.counts[name] = count = op[1] + 1
     operations.made[name] = max(operations.made.get(name, 0), count)

@@ -16,6 +16,10 @@ A pass of a function is its outermost call. The program's own code has no calls:
 when an optimizer has stepped on this thread; where there is no optimizer, with a backward pass. In
 each, operations of a name count from 0.
 
+# Note [Modes in a backward pass]
+When a backward pass has called back, PyTorch puts a thread's modes back as they were. So where a
+pause begins or ends inside of one, the mode stays as it is, and only passes operations on or not.
+
 # Note [Calls of a function]
 Nothing tells when a function returns, so the frames tell which of its calls is running. A frame
 that has returned would keep its variables as long as it is held: it is dropped at the next
@@ -51,7 +55,7 @@ from kedge.hooks.operations.unfired import explain_made
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.hooks.placing.forward_calls import AROUND
 from kedge.hooks.placing.installed import InstalledHook
-from kedge.hooks.placing.module_calls import OpenCalls, around_every_call
+from kedge.hooks.placing.module_calls import OpenCalls, around_every_call, running
 from kedge.hooks.placing.own_warnings import IgnoredOfGlobalHooks
 from kedge.hooks.placing.strict_export import spare_export
 from kedge.sites.select import Selector
@@ -109,6 +113,7 @@ class OutsideOperations(ModuleOperations):
         code: The function's code; None for the program's.
         whose: The object of a method; None of any other function.
         runs: What runs them, in messages.
+        listing: How to find others, in messages.
     """
 
     def __init__(self, function: Any) -> None:
@@ -116,10 +121,12 @@ class OutsideOperations(ModuleOperations):
         self.code: CodeType | None = None
         self.whose: Any = getattr(function, "__self__", None)
         self.runs = "the code outside of modules"
+        self.listing = 'those in models need one: hook(kedge.everywhere, "/relu", ...)'
         if function is not None:
             plain = getattr(function, "__func__", function)
             self.code = plain.__code__
             self.runs = f"{plain.__qualname__}()"
+            self.listing = f"list its operations with kedge.operations({plain.__name__}, ...)"
             self.captured = has_code(function)
 
     def is_call(self, frame: FrameType) -> bool:
@@ -142,6 +149,7 @@ class OutsideMode(TorchFunctionMode):
             program's code its pass.
         again: The parts that a checkpoint is running again.
         over: Whether the pass has ended.
+        passed: How many calls of PyTorch it has passed on while it saw operations.
         by_steps: Whether optimizers end the passes; None as long as that is unknown.
     """
 
@@ -154,6 +162,7 @@ class OutsideMode(TorchFunctionMode):
         self.running: list[ForwardUnderWay] = []
         self.again: list[ForwardUnderWay] = []
         self.over = True
+        self.passed = 0
         self.by_steps: bool | None = None
         self.thread = threading.get_ident()
 
@@ -163,8 +172,9 @@ class OutsideMode(TorchFunctionMode):
         if kwargs is None:
             kwargs = {}
         operations = self.operations
-        if is_compiling() or not operations.live:
+        if is_compiling() or operations.away or not operations.live:
             return func(*args, **kwargs)
+        self.passed += 1
         if self.running and operations.code is not None:
             self._forget_returned(sys._getframe(1))
         name = name_of(func)
@@ -193,6 +203,10 @@ class OutsideMode(TorchFunctionMode):
         """End the pass of the program's code: a hook that is called after an optimizer's step."""
         if threading.get_ident() == self.thread:
             self.by_steps = self.over = True
+
+    def end_pass(self) -> None:
+        """End the pass of the program's code: its operations count from 0 again."""
+        self.over = True
 
     def _forget_returned(self, frame: FrameType) -> None:
         """Drop the calls that are over; see Note [Calls of a function]."""
@@ -284,16 +298,18 @@ class OutsideSwitch:
         self.owner = owner
         self.function = function
         self.operations = OutsideOperations(function)
-        self.mode = OutsideMode(owner.clock.follow(_expects_none), self.operations)
+        self.mode = OutsideMode(owner.clock.follow_code(), self.operations)
         self._up = self._paused = False
         self._calls: OpenCalls[None] = OpenCalls()
-        hooks = around_every_call(ModuleBegins(self), ModuleEnds(self))
+        self._hooks = around_every_call(ModuleBegins(self), ModuleEnds(self))
         owner.installed.install(IgnoredOfGlobalHooks())
-        owner.installed.install(hooks)
-        owner.installed.cleanup.callback(spare_export(hooks))
-        if function is None:
+        owner.installed.install(self._hooks)
+        owner.installed.cleanup.callback(spare_export(self._hooks))
+        if function is None and owner.clock.by_models:
             stepped = register_optimizer_step_post_hook(self.mode.optimized)
             owner.installed.install(InstalledHook(stepped))
+        elif function is None:
+            self.mode.by_steps = True  # and a watch ends the passes
         owner.installed.install(self)
         self.back()
 
@@ -353,16 +369,33 @@ class OutsideSwitch:
             self._up = True
 
     def out(self) -> None:
-        """Take the mode off this thread until `back`."""
+        """Take the mode off this thread until `back`, and the hooks of modules with it.
+
+        See Note [Modes in a backward pass].
+        """
+        self.operations.away = True
+        if in_backward():
+            return
         self._paused = True
+        self._hooks.out()
+        self._calls = OpenCalls()
         if self._up and threading.get_ident() == self.mode.thread:
             with programs_work():
                 self._up = not modes.take_off(self.mode)
 
     def back(self) -> None:
-        """Put the mode on this thread again."""
+        """Put the mode on this thread again, in the call of a module when that has ended."""
+        self.operations.away = False
+        if in_backward():
+            return
         self._paused = False
-        if not self._up and threading.get_ident() == self.mode.thread:
+        self._hooks.back()
+        if self._up or threading.get_ident() != self.mode.thread or self._calls.called:
+            return
+        calls = running()
+        if calls and self.operations.code is None:
+            self._calls.begin(calls[0], None)
+        else:
             with programs_work():
                 modes.put_low(self.mode)
             self._up = True
@@ -410,11 +443,6 @@ class _NoModel(nn.Module):
         """Do nothing."""
 
 
-def _expects_none() -> bool:
-    """Whether an optimizer will make the steps: none is known to belong to a function."""
-    return False
-
-
 def function_of(target: Any) -> Any:
     """Return the function or method behind a target, without `functools.partial`; None if it is neither."""
     while isinstance(target, functools.partial):
@@ -432,11 +460,7 @@ def is_outside(selector: Selector) -> bool:
     Raises:
         NoSuchKind: If it names other sites, too.
     """
-    outside = [
-        term.op is not None and not (term.path or term.types or term.call)
-        for term in selector.terms
-        if not term.excluded
-    ]
+    outside = [term.is_outside for term in selector.terms if not term.excluded]
     if any(outside) and not all(outside):
         raise NoSuchKind(
             f'"{selector}": without a model, "/relu" is an operation outside of modules; hook that '

@@ -94,6 +94,13 @@ def _explain_variable(
             f"{gate.operations.runs} assigned it less often: the last is {most}",
             "the numbers start at 0",
         )
+    for other, line in gate.operations.kept.items():
+        if op_pattern(name).fullmatch(other):
+            return kind(
+                f"{gate.operations.runs} assigned {other.removesuffix(VARIABLE)} what {line.function} "
+                f"returned, which may not be the result of an operation: {line.file}:{line.line}",
+                "hook the operation that makes the value, or those of that function",
+            )
     assigned = f"; it assigned {listed(list(made), _SHOWN)}" if made else ""
     return kind(
         f"{gate.operations.runs} assigned no result of an operation or a module to "
@@ -116,7 +123,7 @@ def explain_made(tap: Tap) -> Cause:
         if count and other.endswith(VARIABLE) is gate.variable
     }
     kind = ExpectedSilence if gate.many else Cause
-    listing = "list its operations with kedge.operations(model, ...)"
+    listing = gate.operations.listing
     if gate.operations.interrupted:
         return Cause(
             "an interrupt ended a call inside it, and its forward went on; Kedge "
@@ -125,6 +132,11 @@ def explain_made(tap: Tap) -> Cause:
         )
     if any(op_pattern(name).fullmatch(raised) for raised in gate.operations.raised):
         return Cause(f"its {name} raised an error each time", "see the error")
+    if any(op_pattern(name).fullmatch(other) for other in gate.operations.unready):
+        return Cause(
+            f"its {name} returned before it had a result, which nothing tells of that waits for it",
+            "call it without async_op=True, or hook the operation that uses the result",
+        )
     same = {other: made[other] for other in made if op_pattern(name).fullmatch(other)}
     if gate.variable:
         return _explain_variable(gate, kind, made, same)

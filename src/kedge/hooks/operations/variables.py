@@ -29,7 +29,7 @@ from kedge.hooks.placing.concealed import KedgeHook
 from kedge.hooks.placing.installed import ConcealedHook
 from kedge.sites import leaves
 from kedge.sites.site import VARIABLE
-from kedge.torch_internals.assigned_names import assigned
+from kedge.torch_internals.assigned_names import assigned, kept_between
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import after_forward, last_hook
 from kedge.torch_internals.module_calls import calls_around
@@ -54,10 +54,21 @@ def assign(
         The result for the program.
     """
     __tracebackhide__ = True
-    for name, part, place in assigned(frame, entry.operations.forward):
+    found = assigned(frame, entry.operations.forward)
+    if not found:
+        _note_kept(entry.operations, frame)
+    for name, part, place in found:
         entry.operations.assigned.add(place)
         value = _assign_one(entry, gates, value, f"{name}{VARIABLE}", part)
     return value
+
+
+def _note_kept(operations: ModuleOperations, frame: FrameType | None) -> None:
+    """Note a function that has kept the result of a call, where its own result is assigned to a variable."""
+    kept, line = kept_between(frame, operations.forward)
+    for name, _, place in kept:
+        if line is not None and place not in operations.assigned:
+            operations.kept[f"{name}{VARIABLE}"] = line
 
 
 def _assign_one(

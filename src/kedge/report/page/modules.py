@@ -11,6 +11,7 @@ from kedge.report.module_lines import FoldedLine
 from kedge.report.shown_run import ShownRun
 from kedge.rules.recorded.optimizers import unheld_parameters
 from kedge.sites.folding import WHOLE, Folding, pattern
+from kedge.sites.site import OF_OPERATION
 from kedge.store.recording import Recording, SiteInfo
 
 Module = dict[str, Any]
@@ -41,7 +42,7 @@ def modules_of(shown_run: ShownRun) -> list[Module]:
         module = made[site.owner]
         module["sites"].append(site.id)
         module["type"] = module["type"] or site.type
-        if site.kind == "out" and module["shape"] is None:
+        if site.kind in ("out", f"{OF_OPERATION}out") and module["shape"] is None:
             module["shape"] = list(site.shape)
         if site.kind in ("param", "param.grad"):
             sizes.setdefault(site.owner, {})[site.path] = math.prod(site.shape)

@@ -20,7 +20,7 @@ from typing import Any
 
 from kedge.report.page.document import Document, condense
 from kedge.report.shown_run import ShownRun
-from kedge.sites.site import ALL_KINDS, PARAM_KINDS
+from kedge.sites.site import ALL_KINDS, OF_OPERATION, PARAM_KINDS
 
 #: The page's own scripts, each after those it imports from.
 SCRIPTS = (
@@ -159,6 +159,7 @@ def bundled(names: Iterable[str], *more: str) -> str:
     """
     kinds = (
         f"const FILTER_KINDS = {json.dumps(ALL_KINDS)};\n"
+        f"const OF_OPERATION = {json.dumps(OF_OPERATION)};\n"
         f"const OF_PARAMETER = {json.dumps(PARAM_KINDS)};\n"
     )
     texts = [*map(asset, names), *more]

@@ -11,15 +11,19 @@ numbers is not slowed. Nothing of the program is held: tensors are referred to w
 only while their pass runs.
 
 # Note [Programs left alone]
-PyTorch does not swap a tensor that is referred to weakly, its profiler records modes, and what
-`torch.jit` has traced cannot run under one; an operator of `torch.library` that changes its
-arguments counts one version less of them. So programs whose own files have these words are not
-looked at. If a trace, or the profiler, begins elsewhere, this ends with the first operation there.
+Each of these was tried under a mode that only passes operations on. PyTorch does not swap a tensor
+that is referred to weakly, its profiler records the mode, `torch.jit.trace` fails (what is scripted
+or loaded computes the same bits), and an operator of `torch.library` that changes its arguments
+counts one version less of them. Nothing tells that such a call is about to begin, so that the mode
+could go before it: programs whose own files have these words are not looked at. If the profiler
+begins elsewhere, this ends with the first operation there.
 
 # Note [Taking a mode off]
 PyTorch takes a mode off its stack while the mode passes an operation on, and puts it back after
-that. So the mode cannot end itself: Python is asked to call a function a moment later. A mode also
-stays where a caller puts the dispatch keys back, see Note [Keys put back] in
+that. So the mode cannot end itself: Python is asked to call a function a moment later, when the
+operation has ended, and once more if it has not. Under a tracer or a profiler, Python would then
+call nothing else but a function that asks for itself: there another thread asks, a moment later. A
+mode also stays where a caller puts the dispatch keys back, see Note [Keys put back] in
 `kedge.torch_internals.modes`; it passes everything on, and each operation asks again. Where Python
 cannot be asked, that lasts until a module is called.
 """
@@ -80,6 +84,8 @@ MOST_OPERATIONS = 4_000
 """So many operations of a program are seen."""
 MOST_SECONDS = 1.0
 """So long may that take."""
+_A_MOMENT = 0.001
+"""The seconds after which an operation is expected to have ended."""
 _MOST_GRAPHS = 16
 _MOST_FORWARD = 200
 """Most operations of the graph of a program without a backward pass."""
@@ -87,8 +93,8 @@ _LEFT_ALONE = (
     "swap_tensors",
     "swap_module_params",
     "profiler",
-    "torch.jit",
-    "import jit",
+    "jit.trace",
+    "torch.jit import",
     "mutates_args",
 )
 """Programs with such a text are left alone, see Note [Programs left alone]."""
@@ -110,6 +116,7 @@ class TensorProgram:
 
     Attributes:
         saved: Whether to record what the operations keep for backward.
+        left_alone: The line for which the program is left alone; None if it is not.
         seconds: The seconds that this has taken.
     """
 
@@ -119,6 +126,7 @@ class TensorProgram:
         self.attempt = attempt
         self.found = found
         self.saved = False
+        self.left_alone: SourceLine | None = None
         self.seconds = 0.0
         self._mode: Any = None
         self._is_on = False
@@ -152,7 +160,7 @@ class TensorProgram:
 
     def begin(self) -> None:
         """Begin to see the operations of this thread."""
-        if _is_left_alone():
+        if self._is_left_alone():
             return
         self._mode = modes.operation_mode(self._operation)
         if self._mode is None:
@@ -164,6 +172,12 @@ class TensorProgram:
         modes.put_on_operations(self._mode)
         self._is_on = True
         self._has_ended = False
+
+    def _is_left_alone(self) -> bool:
+        """Whether the program's files have a word of what a mode would change."""
+        found = (line_with(text) for text in _LEFT_ALONE)
+        self.left_alone = next((line for line in found if line is not None), None)
+        return self.left_alone is not None
 
     @property
     def is_on(self) -> bool:
@@ -224,15 +238,19 @@ class TensorProgram:
             if modes.is_on_operations(self._mode):
                 self._take_off()
             else:  # the operation has not ended yet
-                self._is_asked = True
-                add(self._pending, None)
+                self._take_off_soon()
             return 0
 
         if self._pending is None:
             self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(take_off)
             _called_by_python.append(self._pending)
         self._is_asked = True
-        add(self._pending, None)
+        if sys.gettrace() is None and sys.getprofile() is None:
+            add(self._pending, None)
+            return
+        asking = threading.Timer(_A_MOMENT, add, (self._pending, None))
+        asking.daemon = True
+        asking.start()
 
     def _release(self) -> None:
         self._seen.clear()
@@ -259,7 +277,7 @@ class TensorProgram:
         is_first = not self._has_begun
         self._has_begun = True
         # PyTorch may have been imported before the program's own file.
-        if modes.is_profiled() or modes.is_under_jit() or (is_first and _is_left_alone()):
+        if modes.is_profiled() or modes.is_under_jit() or (is_first and self._is_left_alone()):
             self._stop_soon("profiler")
             return
         if modes.is_transforming() or modes.is_captured() or modes.is_faking():
@@ -527,8 +545,3 @@ class TensorProgram:
             graph.nodes.append(draft)
         graph.left_out = max(self._operations - len(graph.nodes), 0)
         return graph
-
-
-def _is_left_alone() -> bool:
-    """Whether the program's files have a word of what a mode would change."""
-    return any(line_with(text) is not None for text in _LEFT_ALONE)

@@ -26,6 +26,7 @@ from kedge.torch_internals.source_lines import module_tree
 from kedge.torch_internals.torchscript import called_by_torchscript, class_name
 from kedge.watch.models.backwards import BackwardHandler, BackwardPasses, Reached, Taken
 from kedge.watch.models.naming import RootNames
+from kedge.watch.models.outside import OperationsOutside
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
 from kedge.watch.models.roots import RootModule, WantedSites, free_prefix, next_of
@@ -52,6 +53,7 @@ class Models:
         passes: The backward passes, which hook the parameters.
         holding: Set to a list to keep the roots alive to the end.
         names: Names the roots.
+        outside: The operations outside of all roots.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Models:
         self.passes = BackwardPasses(places, handler)
         self.holding: list[nn.Module] | None = None
         self.names = RootNames()
+        self.outside = OperationsOutside(session, meter, wanted.outside)
         self._lazy: list[RootModule] = []
 
     def candidate(self, module: nn.Module) -> nn.Module | None:

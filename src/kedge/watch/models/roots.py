@@ -114,26 +114,33 @@ class WantedSites:
         selector: Names the measured sites; see Note [Words] in `kedge.sites.filters`.
         tell: Called at the end of the first step with each part of the selector that selects
             nothing.
+
+    Attributes:
+        outside: Its terms for operations outside of modules; None if they select none.
     """
 
     def __init__(self, selector: Selector, tell: Callable[[str], None]) -> None:
-        self.selector = selector
+        of_models = [term for term in selector.terms if not term.is_outside]
+        outside = [term for term in selector.terms if term.is_outside]
+        self.outside: Selector | None = None
+        if not all(term.excluded for term in outside):
+            self.outside = Selector(", ".join(map(str, outside)))
         self._tell = tell
-        self._terms = selector.terms
+        self._given = self._terms = tuple(of_models)
         self._paths: dict[str, str] = {}
-        included = (place for place, term in enumerate(selector.terms) if not term.excluded)
+        included = (place for place, term in enumerate(self._given) if not term.excluded)
         self._idle = dict.fromkeys(included)
 
     def meet(self, module: nn.Module, root: RootModule) -> None:
         """Take a model's names into account, before its modules and parameters are asked for."""
-        if not self._idle and self._terms == self.selector.terms:
+        if not self._idle and self._terms == self._given:
             return  # no name changes what is selected
         for name, inner in modules_in(module).items():
             if runs(inner):
                 self._paths[root.label(name)] = class_name(inner)
         for name, param in parameters_in(module).items():
             self._paths[root.label(name)] = type(param).__name__
-        self._terms = widened(self.selector.terms, self._paths)
+        self._terms = widened(self._given, self._paths)
 
     def wants(self, path: str, module: nn.Module, kinds: tuple[str, ...]) -> bool:
         """Whether the selector names the module, or parameter, of a path, for values of some kinds."""
@@ -167,7 +174,7 @@ class WantedSites:
         """
         while self._idle and self._paths:
             place, _ = self._idle.popitem()
-            term = self.selector.terms[place]
+            term = self._given[place]
             hint = "kedge sites lists their names"
             near = nearest(self._terms[place], self._paths, self._paths.values())
             if near:

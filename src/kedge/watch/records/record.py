@@ -47,7 +47,7 @@ _LEVELS = {StepKind.MEASURED: FULL, StepKind.GUARDED: LIGHT, StepKind.SKIPPED: O
 """The levels of the meter."""
 _AT_THE_END = "what the optimizers left out"
 _LAST_LOSS = "the last losses"
-_SILENT = "the reasons of modules that did not run"
+_SILENT = "the reasons of sites that did not fire"
 """What the last work is about."""
 
 
@@ -308,7 +308,12 @@ class TrainingRecord:
         if idle:
             say(idle)
         hooks = [root.hooks for root in models.roots]
-        silent = shield.attempt(_SILENT, silent_sites, hooks, models.session)
+        silent = shield.attempt(_SILENT, silent_sites, hooks, models.session) or []
+        outside = shield.attempt(_SILENT, models.outside.silent) or []
+        if not self.meter.sites.seats:  # then there is no recording that could tell
+            for line in outside:
+                say(f"{line.site} never fired: {line.cause}; {line.remedy}")
+        silent += outside
         self.writer.notes += [*(facts or ()), *(exam or ()), *shield.notes()]
         if is_partial:
             self.curves.drop(step)
@@ -319,7 +324,7 @@ class TrainingRecord:
         self.writer.finish(step)
         for event in self.kept.write(at_end=True):
             self.writer.log.event(event)
-        return (silent or []) + unused(models.places)
+        return silent + unused(models.places)
 
     def _look_last(self, step: int) -> bool:
         """Look at all losses of the run, waiting for devices; returns whether this step is bad."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from kedge.actions.measure.meter import Meter
 from kedge.flow import Sink
+from kedge.sites.site import OF_OPERATION, op_text
 from kedge.store.columns import joined
 from kedge.store.events import RunEvent
 from kedge.watch.models.optimizers import Optimizers
@@ -178,6 +179,9 @@ def _entry_of(
     if seat.spread is not None:
         entry["copies"] = list(seat.spread.copies)
         entry["partial"] = seat.spread.partial
+    if seat.site.op is not None:
+        path = op_text(seat.site.op)
+        return {**entry, "path": path, "kind": f"{OF_OPERATION}{kind}", "owner": path}
     if kind == "loss":
         return {**entry, "site": path, "owner": "", **losses.get(path, {})}
 

@@ -36,8 +36,12 @@ from kedge.watch.totals import WatchSummary
 
 NO_MODULE = (
     "the program called no module in this process, except in functions that are compiled as a "
-    "whole, and made no operation with tensors that can be seen: none are in programs that use "
-    "torch.jit, PyTorch's profiler or swap_tensors"
+    "whole, and made no operation with tensors that can be seen"
+)
+LEFT_ALONE = (
+    "the program called no module in this process, and its operations were not looked at, which "
+    "would have changed what it does: traces of torch.jit, PyTorch's profiler, swap_tensors and "
+    "operators with mutates_args do not work under a mode, and it has one at "
 )
 NO_SITE = (
     "modules were called, but no selected site had a value that can be measured; list the "
@@ -78,7 +82,10 @@ def last_words(
     elif summary.steps:
         yield f"nothing was recorded: {NO_SITE}"
     else:
-        why = ended_before("it called a module", error) or NO_MODULE
+        why = NO_MODULE
+        if summary.left_alone:
+            why = LEFT_ALONE + visible(shortened(summary.left_alone, LONGEST_LINE))
+        why = ended_before("it called a module", error) or why
         yield f"nothing was recorded: {why}"
 
 

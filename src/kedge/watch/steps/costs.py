@@ -7,11 +7,12 @@ from time import perf_counter
 
 from kedge.actions.measure.meter import Meter
 
-_PER_EVENT, _PER_STEP, _PER_OPERATOR = 8.0, 30.0, 30.0
+_PER_EVENT, _PER_STEP, _PER_OPERATOR, _PER_OPERATION = 8.0, 30.0, 30.0, 4.0
 """What is not timed, in calls of an empty module hook: for one measured value, what PyTorch takes to call
 the hook, and the hook to begin; for one step, what counting takes with cold caches; in compiled code,
-what one operator takes. Measured with models of 60 to 400 modules (convolutions, attention, LSTM cells):
-4 to 25 a value, since the code of hooks finds its caches cold.
+what one operator takes; for one operation outside of modules, what a mode takes to pass it on. Measured
+with models of 60 to 400 modules (convolutions, attention, LSTM cells): 4 to 25 a value, since the code of
+hooks finds its caches cold.
 """
 
 
@@ -81,6 +82,10 @@ class Costs:
     def operators(self, count: int) -> float:
         """Return the seconds that compiled code takes to run a number of Kedge's operators."""
         return _PER_OPERATOR * count * self._unit
+
+    def operations(self, count: int) -> float:
+        """Return the seconds that passing on a number of operations outside of modules takes."""
+        return _PER_OPERATION * count * self._unit
 
     @property
     def uncharged(self) -> float:

@@ -24,7 +24,8 @@ from typing import Protocol
 
 from torch.optim import Optimizer
 
-from kedge.hooks.firing.schedule import AWAITED, PassCounter, StepClock, rank
+from kedge.hooks.firing.schedule import AWAITED, ForwardPasses, PassCounter, StepClock, rank
+from kedge.torch_internals.checkpoint import Segments
 from kedge.watch.models.optimizers import Optimizers, any_optimizer
 from kedge.watch.models.roots import RootModule
 from kedge.watch.steps.budget import Budget
@@ -77,6 +78,7 @@ class Steps(StepClock):
         self.by = StepSource.NOTHING
         self.backward_passes = 0
         self._any_optimizer = False
+        self._of_code: PassCounter | None = None
 
     @property
     def begun(self) -> int:
@@ -113,9 +115,15 @@ class Steps(StepClock):
         super().look()
         self.by = StepSource.EXPECTED if self.awaited else StepSource.FORWARD
 
+    def follow_code(self) -> PassCounter:
+        """Return the pass counter of code that belongs to no root, whose passes are none of a root's."""
+        self._of_code = PassCounter(self, ForwardPasses(), Segments())
+        return self._of_code
+
     def began(self, passes: PassCounter, *, graded: bool) -> None:
         """Count a forward pass of any root."""
-        self.handler.pass_began(passes, graded)
+        if passes is not self._of_code:
+            self.handler.pass_began(passes, graded)
 
     def count_pass(self, passes: PassCounter, graded: bool) -> None:
         """Count a forward pass of a root, which may begin a step."""

@@ -1,6 +1,6 @@
 // Filters in the site language, as kedge.sites.language and kedge.sites.filters have them: the same texts are read, and
 // the same sites are chosen.
-// FILTER_KINDS and OF_PARAMETER, the kinds of sites, stand before all scripts: kedge.report.page.render takes them from
+// FILTER_KINDS, OF_PARAMETER and OF_OPERATION, of the kinds of sites, stand before all scripts: kedge.report.page.render takes them from
 // kedge.sites.site.
 
 class Unreadable extends Error {}
@@ -67,7 +67,7 @@ class FilterReader {
   term() {
     this.spaces();
     const start = this.at;
-    const term = { excluded: this.accept("!"), path: this.path(), types: [], call: null, op: null, kind: null, leaf: null };
+    const term = { excluded: this.accept("!"), path: this.path(), types: [], call: null, op: null, nth: null, kind: null, leaf: null };
     if (this.accept("{")) {
       term.types = this.enclosed("}").split(",").map((name) => name.trim());
       if (term.types.includes("")) this.fail("a name is missing between these");
@@ -76,7 +76,8 @@ class FilterReader {
     if (this.accept("/")) {
       term.op = this.until("#:,! \t\n");
       if (!term.op) this.fail('the name of an operation must follow "/"');
-      if (this.accept("#")) this.index();
+      if (/^\p{Nd}+$/u.test(term.op)) this.fail(`"${term.op}" is not the name of an operation, which is a function's`);
+      if (this.accept("#")) term.nth = this.index();
     }
     if (this.accept(":")) {
       term.kind = this.until("[,! \t\n");
@@ -151,11 +152,20 @@ const means = (term, site) => meansOne(term, site) || (site.other !== undefined 
 function meansOne(term, site) {
   const at = (path) => term.pattern.test(path ? `.${path}` : "") && (!term.types.length || term.types.includes(site.type));
   const kind = site.kind.split("[")[0];
+  const leaf = term.leaf === null || site.site.endsWith(`[${term.leaf}]`);
+  if (term.op !== null && kind.startsWith(OF_OPERATION)) return leaf && (term.kind === null || kind === OF_OPERATION + term.kind) && meansOperation(term, site.site);
   const named =
     term.kind === null
       ? at(site.owner) || (term.literal !== null && term.literal === site.path)
       : kind === term.kind && ((OF_PARAMETER.includes(kind) && at(site.owner)) || at(site.path));
-  return named && (term.leaf === null || site.site.endsWith(`[${term.leaf}]`)) && (term.call ?? callOf(site)) === callOf(site) && (term.op === null || site.site.includes(`/${term.op}`));
+  return named && leaf && (term.call ?? callOf(site)) === callOf(site) && (term.op === null || site.site.includes(`/${term.op}`));
+}
+
+// The name and the number of an operation outside of modules, as in "/relu#1:out".
+function meansOperation(term, text) {
+  const [, name, number] = /^\/([^#:]*)#?(\d*)/u.exec(text);
+  const pattern = (term.op.match(PIECE) || []).map(pieceOf).join("");
+  return new RegExp(`^(?:${pattern})$`, "su").test(name) && (term.nth === null || term.nth === Number(number));
 }
 
 // Of a module without sites only the path is known.

@@ -142,7 +142,7 @@ export class Tree {
   spread(node, kind) {
     const { recording } = this;
     const found = node.members.flatMap(({ module }) => {
-      const site = module.sites.map((id) => recording.sites[id]).find((one) => baseKind(one) === kind);
+      const site = module.sites.map((id) => recording.sites[id]).find((one) => [kind, OF_OPERATION + kind].includes(baseKind(one)));
       const states = site && recording.states(site.id);
       const column = states ? states.findLastIndex((held) => held > 0) : -1;
       if (column < 0) return [];

@@ -643,7 +643,7 @@ def test_programs_that_modes_would_change_are_left_alone(kedge, script, tmp_path
 
 @pytest.mark.parametrize("seen", ["", "import sys; sys.setprofile(lambda *_: None)\n"])
 def test_a_long_program_is_left_alone(recorded, seen):
-    """After some thousand operations the mode is off, also under a profiler of Python's, and the losses are recorded all the same."""
+    """After some thousand operations the mode is off, under a profiler of Python's once that is, and the losses are recorded all the same."""
     recording = recorded(
         f"{seen}w = torch.tensor(5.0, requires_grad=True)\n"
         "for _ in range(1500):\n"
@@ -652,6 +652,7 @@ def test_a_long_program_is_left_alone(recorded, seen):
         "    with torch.no_grad():\n"
         "        w -= 0.01 * w.grad\n"
         "        w.grad = None\n"
+        "import sys; sys.setprofile(None)\n"
         "bits(w)\n"
         "print(torch._C._len_torch_dispatch_stack())\n"
     )

@@ -21,9 +21,9 @@ begins elsewhere, this ends with the first operation there.
 # Note [Taking a mode off]
 PyTorch takes a mode off its stack while the mode passes an operation on, and puts it back after
 that. So the mode cannot end itself: Python is asked to call a function a moment later, when the
-operation has ended, and once more if it has not. Under a tracer or a profiler, Python would then
-call nothing else but a function that asks for itself: there another thread asks, a moment later. A
-mode also stays where a caller puts the dispatch keys back, see Note [Keys put back] in
+operation has ended, and once more if it has not. Under a tracer or a profiler, Python 3.11 would
+then call nothing else but the function that asks for itself, so it is not asked there. A mode also
+stays where a caller puts the dispatch keys back, see Note [Keys put back] in
 `kedge.torch_internals.modes`; it passes everything on, and each operation asks again. Where Python
 cannot be asked, that lasts until a module is called.
 """
@@ -84,8 +84,6 @@ MOST_OPERATIONS = 4_000
 """So many operations of a program are seen."""
 MOST_SECONDS = 1.0
 """So long may that take."""
-_A_MOMENT = 0.001
-"""The seconds after which an operation is expected to have ended."""
 _MOST_GRAPHS = 16
 _MOST_FORWARD = 200
 """Most operations of the graph of a program without a backward pass."""
@@ -228,7 +226,7 @@ class TensorProgram:
 
     def _take_off_soon(self) -> None:
         add = getattr(ctypes.pythonapi, "Py_AddPendingCall", None)
-        if add is None or self._is_asked:
+        if add is None or self._is_asked or sys.gettrace() or sys.getprofile():
             return
 
         def take_off(_: Any) -> int:
@@ -245,12 +243,7 @@ class TensorProgram:
             self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(take_off)
             _called_by_python.append(self._pending)
         self._is_asked = True
-        if sys.gettrace() is None and sys.getprofile() is None:
-            add(self._pending, None)
-            return
-        asking = threading.Timer(_A_MOMENT, add, (self._pending, None))
-        asking.daemon = True
-        asking.start()
+        add(self._pending, None)
 
     def _release(self) -> None:
         self._seen.clear()

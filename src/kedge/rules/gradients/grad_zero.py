@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,7 +72,9 @@ class GradZero(Rule):
         gradient: the operation that cuts the gradient is before that parameter, or in its module.
 
     Remedy:
-        Initialise weights that are zero in every step, if any are named. Of a recurrent weight:
+        Initialise weights that are zero in every step, if any are named. Give a softmax that
+        returns nothing but 1 the dimension of the classes, or use sigmoid for a single number. Of a
+        recurrent weight:
         read an output that has seen more than one step. Of a module that is called without a sample,
         as an expert that no gate chooses: balance the choice. Else look between the named module and the
         one before it for an operation with slope zero: round, sign, argmax, a comparison, clamp, a
@@ -105,9 +107,11 @@ class GradZero(Rule):
             if any(course.moved for course in judged.values()):
                 enough = self.samples
             still = {site for site, course in judged.items() if course.length >= enough}
+            still |= self._stuck(recording, judged)
             driven = {site for site, course in judged.items() if course.moved} - still
             still -= {site for site in still if _is_shift(site, driven)}
             if still:
+                enough = min(enough, *(judged[site].length for site in still))
                 yield self._finding(recording, judged, still, enough)
 
     def lacking(self, recording: Recording) -> Lack | None:
@@ -116,6 +120,20 @@ class GradZero(Rule):
         if not grads:
             return None
         return too_few(self.code, measured(recording, grads), self.samples)
+
+    def _stuck(
+        self, recording: Recording, judged: Mapping[SiteInfo, _Zeros]
+    ) -> frozenset[SiteInfo]:
+        """Return the gradients of weights that are zero for good: two factors of zero keep each other so."""
+        zero = _weights_of_zero(recording, {site.path for site in judged})
+        found = frozenset(
+            site
+            for site, course in judged.items()
+            if site.path in zero and course.length >= self.few and not course.moved
+        )
+        if len(found) < 2:
+            return frozenset()
+        return found
 
     def _finding(
         self, recording: Recording, judged: dict[SiteInfo, _Zeros], zero: set[SiteInfo], enough: int
@@ -182,21 +200,13 @@ def _sources_of_zeros(recording: Recording, still: list[SiteInfo], later: list[S
         still: The gradients that are zero, in the order of the forward.
         later: The gradients behind them.
     """
-    paths = {site.path for site in (*still, *later)}
-    zero = []
-    for site in recording.of_kind("param"):
-        rows = recording.rows(site)
-        full = rows.level == FULL
-        if site.path not in paths or len(site.shape) < 2:
-            continue
-        if full.any() and not rows.sumsq[full].any():
-            zero.append(site.name)
-    says = ""
+    says = _sums_of_one(recording, still[0].root)
+    zero = [*_weights_of_zero(recording, {site.path for site in (*still, *later)}).values()]
     if zero:
         verb = "are"
         if len(zero) == 1:
             verb = "is"
-        says = (
+        says += (
             f"{listed(zero, NAMED)} {verb} zero in every measured step: a product with "
             "it is zero, so initialise it. "
         )
@@ -213,6 +223,38 @@ def _sources_of_zeros(recording: Recording, still: list[SiteInfo], later: list[S
             "one. "
         )
     return says
+
+
+def _weights_of_zero(recording: Recording, paths: Collection[str]) -> dict[str, str]:
+    """Return the names, by path, of those weights that were zero in every measured step."""
+    zero = {}
+    for site in recording.of_kind("param"):
+        rows = recording.rows(site)
+        full = rows.level == FULL
+        if site.path not in paths or len(site.shape) < 2:
+            continue
+        if full.any() and not rows.sumsq[full].any():
+            zero[site.path] = site.name
+    return zero
+
+
+def _sums_of_one(recording: Recording, root: int) -> str:
+    """Return that an output is 1 whatever the model was given, as what is divided by its sum over one element is."""
+    found = []
+    for site in recording.of_kind("out"):
+        rows = recording.rows(site)
+        full = rows.level == FULL
+        if site.root != root or 1 not in site.shape or not full.any():
+            continue
+        if (rows.min[full] == 1).all() and (rows.max[full] == 1).all():
+            found.append(site.site)
+    if not found:
+        return ""
+    return (
+        f"{found[0]} is 1 in all elements in every measured step, as a softmax over a dimension "
+        "of one element is: give it the dimension of the classes, or use sigmoid for a single "
+        "number. "
+    )
 
 
 _REMEDY = (

@@ -11,12 +11,12 @@ from kedge.rules.recorded.optimizers import (
     has_optimizer,
     optimizers,
     trained_by,
-    unheld_parameters,
+    trains_in_vain,
     without_optimizer,
 )
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import no_end
-from kedge.rules.recorded.trained import recorded_gradients, trained_roots
+from kedge.rules.recorded.trained import trained_roots
 from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.sites.site import escape
@@ -204,9 +204,7 @@ class NotOptimized(Rule):
         in_vain = ""
         if loud and not fixed:
             severity = "warning"
-            unheld = unheld_parameters(recording)
-            held = (site for site in recorded_gradients(recording) if site.path not in unheld)
-            if has_optimizer(recording) and not any(held):
+            if trains_in_vain(recording):
                 severity = "error"
                 in_vain = " What the optimizer holds never got a gradient: nothing is trained."
         return self._finding(
@@ -237,9 +235,7 @@ class NotOptimized(Rule):
             message=f"{model} calls {listed(names, self.named)} but does not contain "
             f"{them}: neither model.parameters() nor an optimizer has {their} "
             "parameters. They get gradients but never change.",
-            evidence=OutsideEvidence(
-                outside=names,
-            ),
+            evidence=OutsideEvidence(kind="outside", outside=names),
             confidence=0.9,
             remedy="Keep modules in nn.ModuleList or nn.ModuleDict in place of a "
             "list or a dict; call requires_grad_(False) on modules that should not "

@@ -11,7 +11,7 @@ from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import plain
 from kedge.rules.parameters.update_ratio import FROM_ZERO
 from kedge.rules.recorded.course import Course
-from kedge.rules.recorded.losses import Loss, losses
+from kedge.rules.recorded.losses import Loss, losses, wavers
 from kedge.rules.recorded.optimizers import rates_of, updater_of
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import too_few
@@ -56,7 +56,8 @@ class RateTooLarge(Rule):
         is overwritten if, within the first soon steps, u >= whole from the second step on, u(0) >=
         grown, or g >= 1 + grown. Reported if this holds for at least two weights and for at least
         part of all weights (or for the only weight), and the loss of the following steps is not
-        below the first loss, or is not finite.
+        below the first loss, or is not finite. A loss that changes its sign in more than a twentieth
+        of the steps, as that of a policy, is no measure: then at least half of all weights count.
 
         Or: the loss reaches jump times the first loss in two of the first soon steps, and u > harm
         in as many weights before that.
@@ -71,6 +72,7 @@ class RateTooLarge(Rule):
           steps.
         - soon (10): steps. UPDATE-RATIO, SPIKE and GRAD-EXPLODE judge the later ones.
         - part (0.25): of the weights. A single head that starts small on purpose grows by more.
+        - unmeasured (0.5): of the weights, where no loss is a measure.
         - jump (3): times the first loss, together with harm (0.1), as in UPDATE-RATIO.
         - min_steps (3): measured steps among the first soon.
 
@@ -92,6 +94,7 @@ class RateTooLarge(Rule):
     grown: float = 2.0
     soon: int = 10
     part: float = 0.25
+    unmeasured: float = 0.5
     jump: float = 3.0
     harm: float = 0.1
     min_steps: int = 3
@@ -105,7 +108,7 @@ class RateTooLarge(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
-        known = losses(recording)
+        known = [loss for loss in losses(recording) if not wavers(loss.values)]
         beginnings = [early for loss in known if (early := _Beginning.of_loss(loss, self.soon))]
         if known and not beginnings:
             return
@@ -135,7 +138,10 @@ class RateTooLarge(Rule):
     ) -> tuple[list[int], int, _Beginning | None] | None:
         """Return the weights that were overwritten, the step by which they were, and a loss that did not fall."""
         number = len(own.weights)
-        needed = max(min(2, number), int(np.ceil(self.part * number)))
+        part = self.part
+        if not beginnings:
+            part = self.unmeasured
+        needed = max(min(2, number), int(np.ceil(part * number)))
         bar = np.where(own.steps == 0, self.grown, self.whole)
         large = (own.update >= bar) | (_growth(own) >= 1 + self.grown)
         first = _reached(large, own.steps, needed)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kedge.rules.recorded.trained import trained_sites
+from kedge.rules.recorded.trained import recorded_gradients, trained_sites
 from kedge.store.events import (
     LearningRatesEvent,
     NotOptimizedEvent,
@@ -54,6 +54,14 @@ def unheld_parameters(recording: Recording) -> set[str]:
     """Return the paths of the trainable parameters that no optimizer held at the end of the run."""
     events = events_of(recording, NotOptimizedEvent)
     return {path for event in events for path in event.unheld}
+
+
+def trains_in_vain(recording: Recording) -> bool:
+    """Whether parameters that no optimizer holds get gradients, and none that an optimizer holds."""
+    unheld = unheld_parameters(recording)
+    held = (site for site in recorded_gradients(recording) if site.path not in unheld)
+    graded = any(event.graded for event in events_of(recording, NotOptimizedEvent))
+    return graded and has_optimizer(recording) and not any(held)
 
 
 def later_starts(recording: Recording, root: int | None = None) -> list[int]:

@@ -39,12 +39,13 @@ _DIFFERENCES = frozenset(
 """What a loss makes of differences."""
 _COLUMNS = frozenset(
     (
-        *("addmm", "addmv", "convolution", "elu", "exp", "gelu", "hardtanh", "leaky_relu"),
-        *("linear", "mm", "mv", "native_dropout", "relu", "reshape_alias", "sigmoid"),
-        *("silu", "slice", "softplus", "squeeze", "tanh", "unsafe_view", "view"),
+        *("add", "addmm", "addmv", "convolution", "div", "elu", "exp", "gather", "gelu"),
+        *("hardtanh", "index", "leaky_relu", "linear", "mm", "mul", "mv", "native_dropout"),
+        *("relu", "reshape_alias", "select", "sigmoid", "silu", "slice", "softplus", "squeeze"),
+        *("sum", "tanh", "unsafe_view", "view"),
     )
 )
-"""Operations that leave predictions: layers, activations, and what takes dimensions away."""
+"""Operations that leave predictions: layers, activations, their scale and shift, a choice or a product of outputs."""
 
 _VIEWS = frozenset(("reshape_alias", "squeeze", "unsafe_view", "view"))
 """Those of them that may have made a column of what was none."""
@@ -111,8 +112,10 @@ def _spread(node: Node) -> Broadcast | None:
 
 
 def _is_made_on_purpose(maker: Node, given: tuple[int, ...]) -> bool:
-    """Whether a view made a column of a row, or a row of the outputs for one sample."""
+    """Whether the program has added a dimension, or made a column of a row, or a row of the outputs for one sample."""
     before, number = next(iter(maker.next_functions), (None, 0))
+    if before is not None and plain_name(before.name()) == "unsqueeze":
+        return True
     if before is None or plain_name(maker.name()) not in _VIEWS:
         return False
     shape = shape_of_output(before, number)

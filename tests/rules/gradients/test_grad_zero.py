@@ -229,6 +229,34 @@ def test_several_zero_weights_are_named_together():
     assert finding.remedy.startswith("l0.weight, l1.weight are zero in every measured step")
 
 
+@pytest.mark.parametrize(("second", "number"), [(0.0, 1), (0.1, 0)])
+def test_two_factors_of_zero_are_seen_after_few_samples(second, number):
+    """Neither gives the other a gradient; one factor alone that starts at zero, as in LoRA, leaves it."""
+    made = course(1e-3)
+    for path, weight in (("A", 0.0), ("B", second)):
+        made.weight(path, lambda i, w=weight: (w, 0.0, 0.0, None) if i >= 24 else (None,) * 4)
+    findings = found(made)
+
+    assert len(findings) == number
+    assert all("A.weight, B.weight are zero" in finding.remedy for finding in findings)
+
+
+@pytest.mark.parametrize(("low", "says"), [(1.0, True), (0.9, False)])
+def test_what_is_one_whatever_it_was_given_is_named(low, says):
+    """The softmax of one number; an output that is nearly so has a slope."""
+    made = course(0.0, 0.0)
+    made.sites.append({"site": ":out", "path": "", "kind": "out", "shape": [8, 1]})
+    made.rows += [
+        {"step": i, "site": ":out", "count": 8, "sum": 8.0, "sumsq": 8.0, "min": low, "max": 1.0}
+        for i in STEPS
+    ]
+    for row in made.rows:
+        row["level"] = 2
+    (finding,) = found(made)
+
+    assert finding.remedy.startswith(":out is 1 in all elements") == says
+
+
 def test_a_weight_that_was_zero_at_first_only_is_not_the_source():
     """It is what its gradient made of it since."""
     made = course(0.0)

@@ -238,6 +238,16 @@ def test_a_loss_that_multiplies_is_enough_with_large_updates(ratio, losses, numb
     assert [finding.step for finding in findings] == [2] * number
 
 
+@pytest.mark.parametrize(
+    ("courses", "number"), [([thrown, thrown, calm], 1), ([thrown, thrown, calm, calm, calm], 0)]
+)
+def test_the_loss_of_a_policy_is_no_measure(courses, number):
+    """It changes its sign again and again, so that weights alone tell; most of them have to."""
+    wavering = [(-1.0) ** i * (2.0 - 0.05 * i) for i in range(30)]
+
+    assert len(stepping(*courses, loss=wavering)) == number
+
+
 def test_weights_that_start_at_zero_are_left_out():
     """Whatever they become is large against that."""
     born: Course4 = lambda n: (0.0, 0.1) if n == 0 else (0.1 * n, 0.1)

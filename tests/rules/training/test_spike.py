@@ -66,6 +66,21 @@ def test_a_loss_that_jumps_in_an_unsampled_step_is_reported():
     assert finding.evidence.course[6] == 9.0
 
 
+@pytest.mark.parametrize(("samples", "number"), [(2, 0), (8, 0), (9, 1)])
+def test_the_mean_of_a_small_batch_is_not_compared(samples, number):
+    """The last batch of an epoch may have two samples of sixteen, one of them a hard one."""
+    course = losses(jumps={43: 9.0})
+    rows = [
+        {"step": i, "site": "Loss:out", "count": 1, "sum": loss, "level": 1}
+        for i, loss in enumerate(course)
+    ]
+    site = {"site": "Loss:out", "root": 1, "shape": []}
+    event = {"kind": "small-batch", "step": 43, "loss": "loss", "samples": samples, "usual": 16}
+    recording = Recording.build([site], rows, roots=ROOTS, events=[event])
+
+    assert len(list(Spike().check(recording))) == number
+
+
 def test_a_loss_that_stays_up_is_reported_as_one_jump():
     """Steps that follow are the same spike."""
     (finding,) = of_loss(losses(jumps=dict.fromkeys(range(43, 60), 9.0)))

@@ -9,10 +9,12 @@ import numpy as np
 
 from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import NAMED
+from kedge.rules.parameters.update_ratio import FROM_ZERO, UpdateRatio
 from kedge.rules.recorded.losses import steps_without_loss
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import recorded_gradients, trained_sites
+from kedge.rules.recorded.weights import weight_courses
 from kedge.rules.recorded.wiring import wire
 from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
@@ -152,6 +154,9 @@ class GradZero(Rule):
         names = ", ".join(site.name for site in still[-NAMED:])
         step = max(judged[site].since for site in still)
         seen = _sources_of_zeros(recording, still, later)
+        before = _long_step_before(recording, last.root, step)
+        if before:
+            seen += _SHORTER
         remedy = _REMEDY
         if seen:
             remedy = f"{seen}Otherwise l{_REMEDY[1:]}"
@@ -179,7 +184,7 @@ class GradZero(Rule):
             step=step,
             message=f"{_gradients(len(still))} exactly zero in at least the last "
             f"{enough} measured steps, since step {step}: "
-            f"{names}{_rest(len(still))}.{without}{_nearer(next_one)}",
+            f"{names}{_rest(len(still))}.{without}{_nearer(next_one)}{before}",
             evidence=GradZeroEvidence(
                 kind=kind,
                 parameters=[site.path for site in still],
@@ -225,6 +230,23 @@ def _sources_of_zeros(recording: Recording, still: list[SiteInfo], later: list[S
     return says
 
 
+def _long_step_before(recording: Recording, root: int, since: int) -> str:
+    """Return that one of the last measured steps before the zeros changed a weight by a good part of its size."""
+    courses = weight_courses(recording)
+    rows = [row for row, weight in enumerate(courses.weights) if weight.root == root]
+    near = np.flatnonzero(courses.steps < since)[-_JUST_BEFORE:]
+    update = courses.update[rows][:, near]
+    update = np.where(courses.size[rows][:, near] > FROM_ZERO, update, 0.0)
+    largest = np.fmax.reduce(update, axis=1, initial=0)
+    if largest.max(initial=0) < UpdateRatio.high:
+        return ""
+    name = courses.weights[rows[int(largest.argmax())]].param.name
+    return (
+        f" Just before, a step changed {name} by {largest.max():.2g} times its size: so long a step "
+        "can leave units where they never fire again."
+    )
+
+
 def _weights_of_zero(recording: Recording, paths: Collection[str]) -> dict[str, str]:
     """Return the names, by path, of those weights that were zero in every measured step."""
     zero = {}
@@ -256,6 +278,14 @@ def _sums_of_one(recording: Recording, root: int) -> str:
         "number. "
     )
 
+
+_JUST_BEFORE = 5
+"""Measured steps before the zeros in which a long step may have made them."""
+
+_SHORTER = (
+    "Lower the learning rate or warm it up, clip gradients, scale the targets, and take the mean "
+    "of a loss and not its sum. "
+)
 
 _REMEDY = (
     "Look from there towards the loss for an operation with slope zero: round, sign, "

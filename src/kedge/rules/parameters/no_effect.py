@@ -115,7 +115,7 @@ class NoEffect(Rule):
     name = "steps of the optimizer change nothing"
     severity = "error"
     of_training = True
-    follows = "LOSS-BELOW-ZERO UNDERFLOW"
+    follows = "LOSS-BELOW-ZERO UNDERFLOW GRADS-SHRUNK:cleared"
     leads_to = "UPDATE-RATIO:small NO-LEARNING"
 
     def check(self, recording: Recording) -> Iterable[Finding]:

@@ -19,7 +19,7 @@ from kedge.rules.recorded.weights import Weight, WeightCourses, share, weight_co
 from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import listed
 from kedge.store.recording import Recording
-from kedge.store.rows import Floats, Ints
+from kedge.store.rows import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class RateTooLarge(Rule):
         is overwritten if, within the first soon steps, u >= whole from the second step on, u(0) >=
         grown, or g >= 1 + grown. Reported if this holds for at least two weights and for at least
         part of all weights (or for the only weight), and the loss of the following steps is not
-        below the first loss, or is not finite. A loss that changes its sign in more than a twentieth
+        below the first loss, or is not finite, or the gradients of some of these weights are exactly
+        zero in all later measured steps, at least soon of them. A loss that changes its sign in more than a twentieth
         of the steps, as that of a policy, is no measure: then at least half of all weights count.
 
         Or: the loss reaches jump times the first loss in two of the first soon steps, and u > harm
@@ -120,7 +121,9 @@ class RateTooLarge(Rule):
             own = group.part(from_nonzero, soon)
             if not own.weights:
                 continue
-            found = self._overwritten(own, beginnings)
+            later = group.gradient[from_nonzero][:, recording.steps > self.soon]
+            stopped = (np.isfinite(later).sum(axis=1) >= self.soon) & ~(later > 0).any(axis=1)
+            found = self._overwritten(own, beginnings, stopped)
             if found is not None:
                 yield self._finding(recording, root, own, *found)
 
@@ -134,9 +137,9 @@ class RateTooLarge(Rule):
         )
 
     def _overwritten(
-        self, own: WeightCourses, beginnings: list[_Beginning]
-    ) -> tuple[list[int], int, _Beginning | None] | None:
-        """Return the weights that were overwritten, the step by which they were, and a loss that did not fall."""
+        self, own: WeightCourses, beginnings: list[_Beginning], stopped: Bools
+    ) -> tuple[list[int], int, _Beginning | None, list[int]] | None:
+        """Return the weights that were overwritten, the step by which they were, a loss, and those without a gradient since."""
         number = len(own.weights)
         part = self.part
         if not beginnings:
@@ -145,15 +148,16 @@ class RateTooLarge(Rule):
         bar = np.where(own.steps == 0, self.grown, self.whole)
         large = (own.update >= bar) | (_growth(own) >= 1 + self.grown)
         first = _reached(large, own.steps, needed)
-        if first is not None and all(early.stays(first) for early in beginnings):
+        dead = np.flatnonzero(large.any(axis=1) & stopped).tolist()
+        if first is not None and (dead or all(early.stays(first) for early in beginnings)):
             found = np.flatnonzero(large.any(axis=1)).tolist()
-            return found, first, next(iter(beginnings), None)
+            return found, first, next(iter(beginnings), None), dead
         risen = [at for early in beginnings if (at := early.risen(self.jump)) is not None]
         if beginnings and len(risen) == len(beginnings):
             harmed = (own.update > self.harm) & (own.steps < min(risen))
             if harmed.any(axis=1).sum() >= needed:
                 found = np.flatnonzero(harmed.any(axis=1)).tolist()
-                return found, min(risen), beginnings[0]
+                return found, min(risen), beginnings[0], []
         return None
 
     def _finding(
@@ -164,6 +168,7 @@ class RateTooLarge(Rule):
         found: list[int],
         step: int,
         loss: _Beginning | None,
+        dead: list[int],
     ) -> Finding:
         updates = np.nanmax(own.update, axis=1, initial=0)
         strongest = np.fmax(updates, np.nanmax(_growth(own) - 1, axis=1, initial=0))
@@ -181,6 +186,9 @@ class RateTooLarge(Rule):
             values = [plain(value) for value in loss.values]
             highest = loss.height(step)
             fell = f", and the loss went from {loss.first:.3g} to {highest:.3g}"
+        if dead:
+            gone = listed([own.weights[i].param.name for i in dead], 3)
+            fell += f"; the gradient of {gone} has been exactly zero since"
         figures = {}
         for i in order[:6]:
             sizes = own.size[i][np.isfinite(own.size[i])]

@@ -75,7 +75,8 @@ class NotOptimized(Rule):
     Formula:
         unheld = the parameters of a trained model that require a gradient and are in no optimizer
         that has stepped; in a model that no optimizer trains, those that got gradients in
-        min_passes backward passes.
+        min_passes backward passes, or in that many of several such models, as where one is made
+        anew for each fold.
 
         replaced = those of them under whose names an optimizer holds a tensor that the model had before.
 
@@ -132,21 +133,25 @@ class NotOptimized(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding of each kind for every root, and one for parameters of no recorded model."""
-        for event in events_of(recording, NotOptimizedEvent):
+        events = events_of(recording, NotOptimizedEvent)
+        anew = [event for event in events if event.graded and 0 < event.passes < self.min_passes]
+        is_anew = len(anew) > 1 and sum(event.passes for event in anew) >= self.min_passes
+        for event in events:
             if event.in_vain:
                 yield from self._in_vain(event.in_vain)
             elif event.root is None:
                 yield self._foreign(event.foreign)
             else:
-                yield from self._of_root(recording, event, event.root)
+                long = event.passes >= self.min_passes or (is_anew and event is anew[0])
+                yield from self._of_root(recording, event, event.root, long=long)
 
     def _of_root(
-        self, recording: Recording, event: NotOptimizedEvent, root: int
+        self, recording: Recording, event: NotOptimizedEvent, root: int, *, long: bool
     ) -> Iterable[Finding]:
         is_trained = root in trained_roots(recording)
         if event.replaced:
             yield self._replaced(recording, event, root)
-        elif event.unheld and (is_trained or event.passes >= self.min_passes):
+        elif event.unheld and (is_trained or long):
             fixed = event.training is False and not is_trained
             yield self._unheld(recording, event, root, fixed=fixed)
         if event.outside:
@@ -214,8 +219,8 @@ class NotOptimized(Rule):
             f"trainable{got}.{in_vain}",
             event,
             "Pass all of model.parameters() to the optimizer once the model is "
-            "complete, and keep layers in nn.ModuleList; call requires_grad_(False) "
-            "on parameters that should not change.",
+            "complete, and make it anew with each new model; keep layers in nn.ModuleList; call "
+            "requires_grad_(False) on parameters that should not change.",
         )
 
     def _outside(self, recording: Recording, event: NotOptimizedEvent, root: int) -> Finding:

@@ -177,7 +177,7 @@ class RateTooLarge(Rule):
         worst = order[0]
         weight = own.weights[worst]
         model = names_of(recording, [root])
-        by = updater_of(recording, root)
+        by = updater_of(recording, root, step)
         fell = ""
         confidence = 0.6
         values: list[float | None] = []

@@ -149,7 +149,7 @@ class UnusedParam(Rule):
         ]
         for root, entries in by_root(judged, lambda entry: root_of(recording, path_of(entry))):
             severity = self.severity
-            if root not in alive.roots:
+            if alive.stands_still(root):
                 severity = "error"
             if root not in alive.roots and trains_in_vain(recording):
                 continue  # NOT-OPTIMIZED says that the optimizer holds the wrong parameters
@@ -232,11 +232,13 @@ class _Alive:
         recording: The recording.
         moved: The paths of parameters with a recorded gradient, or with an update other than zero.
         roots: The roots with any recorded gradient or update.
+        updated: The roots with an optimizer whose updates are recorded, if only of zero.
     """
 
     recording: Recording
     moved: frozenset[str]
     roots: frozenset[int]
+    updated: frozenset[int]
 
     @classmethod
     def of(cls, recording: Recording) -> _Alive:
@@ -253,9 +255,17 @@ class _Alive:
             if shown[site.id]
         ]
         graded = [site for site in recording.of_kind("out.grad") if there[site.id]]
+        updated = [site for site in recording.of_kind("update") if there[site.id]]
         return cls(
-            recording, frozenset(s.path for s in seen), frozenset(s.root for s in (*seen, *graded))
+            recording,
+            frozenset(s.path for s in seen),
+            frozenset(s.root for s in (*seen, *graded)),
+            frozenset(s.root for s in updated),
         )
+
+    def stands_still(self, root: int) -> bool:
+        """Whether an optimizer stepped with this root, of which nothing got a gradient or moved."""
+        return root in self.updated and root not in self.roots
 
     def judges(self, path: str) -> bool:
         """Whether a parameter without a gradient should have got one: its model is trained, and it never moved."""

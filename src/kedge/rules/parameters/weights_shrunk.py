@@ -36,6 +36,10 @@ class WeightsShrunkEvidence(Evidence):
     of: int = said("of {} in all")
 
 
+_BEGAN = 0.9
+"""The share of its first size below which a weight has begun to shrink."""
+
+
 @dataclass(frozen=True)
 class WeightsShrunk(Rule):
     """Most weights become next to nothing.
@@ -116,7 +120,9 @@ class WeightsShrunk(Rule):
         order = sorted(shrunk.tolist(), key=lambda row: last[row] / first[row])
         worst = order[0]
         whole = group.size[worst] >= 0.5 * first[worst]
-        step = int(group.steps[np.flatnonzero(whole)[-1]])
+        half = int(group.steps[np.flatnonzero(whole)[-1]])
+        began = group.size[worst] < _BEGAN * first[worst]
+        step = int(group.steps[np.flatnonzero(began)[0]])
         names = [group.weights[row].param.name for row in order]
         model = names_of(recording, [root])
         return Finding(
@@ -126,7 +132,7 @@ class WeightsShrunk(Rule):
             step=step,
             message=f"{len(shrunk)} of {of} weights of {model} became next to nothing, "
             f"{listed(names, 3)}: {names[0]} went from {first[worst]:.3g} to {last[worst]:.3g} "
-            f"(rms). It had half its size left at step {step}.",
+            f"(rms). It had half its size left at step {half}.",
             evidence=WeightsShrunkEvidence(
                 weights={
                     group.weights[row].param.path: ShrunkWeight(plain(first[row]), plain(last[row]))

@@ -70,6 +70,20 @@ def test_twenty_samples_in_a_row_are_asked_for(zeros, number):
     assert len(found(course(lambda i: 1e-3 if i < 30 - zeros else 0.0, 1e-3))) == number
 
 
+@pytest.mark.parametrize(("update", "says"), [(0.5, True), (1e-3, False)])
+def test_a_long_step_just_before_the_zeros_is_named(update, says):
+    """Units that a step has thrown where they never fire pass no gradient on; as after a sum of squares."""
+    made = Course(STEPS)
+    made.weight("l0", lambda i: (1.0, 1e-3 if i < 8 else 0.0, update if i == 7 else 1e-4, None))
+    made.weight("l1", steady(1.0, 1e-3, 1e-4))
+    (finding,) = found(made)
+
+    assert (
+        "Just before, a step changed l0.weight by 0.5 times its size" in finding.message
+    ) == says
+    assert finding.remedy.startswith("Lower the learning rate") == says
+
+
 def test_what_moves_again_is_no_finding():
     """The last samples count."""
     assert found(course(lambda i: 0.0 if i < 29 else 1e-3, 1e-3)) == []

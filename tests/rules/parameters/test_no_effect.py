@@ -111,9 +111,7 @@ def test_what_hardly_gets_a_gradient_may_stay_what_it_was():
 def test_what_has_arrived_at_its_lowest_loss_may_stay_there(pull):
     """Its gradient has become rounding, unlike that of a step which is not carried out."""
     made = Course(SAMPLES)
-    made.weight(
-        "fc", lambda sample: (0.1, *((1e-3, 1e-4) if sample < 10 else (pull, 0.0)), 1e-3)
-    )
+    made.weight("fc", lambda sample: (0.1, *((1e-3, 1e-4) if sample < 10 else (pull, 0.0)), 1e-3))
     made.events = rates((0, 0.001))
 
     assert bool(found(made)) == (pull == 1e-3)

@@ -13,7 +13,7 @@ from kedge.rules.recorded.optimizers import events_of, optimizers
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.weights import finite_medians, weight_courses
-from kedge.rules.rule import Finding, Lack, Rule
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.store.events import GradientsUsedEvent, RecordedOptimizer
 from kedge.store.recording import Recording
 
@@ -117,7 +117,7 @@ class GradsShrunk(Rule):
                     f"probably they were clipped to {event.most:.3g} while still scaled."
                 )
                 remedy = "Call scaler.unscale_(optimizer) before clip_grad_norm_."
-        severity = self.severity
+        severity: Severity = "warning"
         kind = ""
         left = (
             f"and of {event.used:.2g} when {optimizer.type} used them: {event.share:.1g} of it was "
@@ -130,9 +130,7 @@ class GradsShrunk(Rule):
                 f"and were zero or gone when {optimizer.type} stepped, usually, in {event.steps} "
                 "measured steps: the program clears them in between"
             )
-            remedy = (
-                "Call optimizer.zero_grad() before backward(), and not between backward() and step()."
-            )
+            remedy = "Call optimizer.zero_grad() before backward(), and not between backward() and step()."
         site = next(s for s in recording.of_kind("grad.norm") if s.root in optimizer.roots)
         return Finding(
             code=self.code,

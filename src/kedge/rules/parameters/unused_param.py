@@ -148,7 +148,7 @@ class UnusedParam(Rule):
             and not any(within(path_of(entry), other) for other in paths)
         ]
         for root, entries in by_root(judged, lambda entry: root_of(recording, path_of(entry))):
-            severity = self.severity
+            severity: Severity = "warning"
             if alive.stands_still(root):
                 severity = "error"
             if root not in alive.roots and trains_in_vain(recording):

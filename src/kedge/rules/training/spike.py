@@ -149,14 +149,15 @@ class Spike(Rule):
             what = f"The norm of the gradients ({site.site})"
             for finding in self._finding(recording, norms, found, what):
                 why = excuse
-                if not excuse and is_unheard and finding.evidence.came_back:
+                is_past = isinstance(finding.evidence, SpikeEvidence) and finding.evidence.came_back
+                if not excuse and is_unheard and is_past:
                     why = _UNHEARD
                 yield _excused(finding, why)
         if has_moving_goal(recording, len(known)):
             excuse = _MOVING
         for loss in known:
-            found = _in_each(loss, later_starts(recording), self._losses)
-            findings = self._finding(recording, loss, found, f"The loss ({loss.site.site})")
+            jumps = _in_each(loss, later_starts(recording), self._losses)
+            findings = self._finding(recording, loss, jumps, f"The loss ({loss.site.site})")
             yield from (_excused(finding, excuse) for finding in findings)
 
     def lacking(self, recording: Recording) -> Lack | None:

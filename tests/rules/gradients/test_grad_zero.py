@@ -326,6 +326,26 @@ def test_a_recurrent_weight_may_have_seen_no_state(name, says):
     assert ("out[:, -1]" in finding.remedy) == says
 
 
+def test_a_recurrent_layer_without_any_gradient_has_another_reason():
+    """The weight of its input gets none either, whatever the state was: here the layer after it is zero."""
+    made = Course(STEPS)
+    for name in ("weight_ih_l0", "weight_hh_l0"):
+        made.weight("rnn", steady(0.1, 0.0, 1e-4))
+        for site in made.sites:
+            if site["site"].startswith("rnn.weight:"):
+                site["site"] = site["site"].replace("weight", name)
+                site["path"] = f"rnn.{name}"
+        for row in made.rows:
+            row["site"] = row["site"].replace("rnn.weight:", f"rnn.{name}:")
+    made.sites = [*{site["site"]: site for site in made.sites}.values()]
+    made.weight("fc", lambda i: (0.1 if i == 0 else 0.0, 1e-3, 1e-4, None))
+    made.rows = [row for row in made.rows if row["step"] > 0 or "rnn" not in row["site"]]
+    (finding,) = found(made)
+
+    assert finding.remedy.startswith("fc.weight is zero in every measured step from step 10 on")
+    assert "the state" not in finding.remedy
+
+
 @pytest.mark.parametrize(("sizes", "number"), [((0, 0), 2), ((0, 8), 0), ((8, 8), 0)])
 def test_experts_that_no_sample_reaches_are_said_to_be_idle(sizes, number):
     """They were called with an empty batch: nothing on the way to them has slope zero."""

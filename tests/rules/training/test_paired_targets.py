@@ -61,6 +61,7 @@ def said_of(loss: Loss, *, width: int = 1, batch: int = 16) -> list[str]:
         lambda out, target: (out.squeeze() - target[:, None]).pow(2).mean().sqrt(),
         lambda out, target: torch.log(torch.cosh(out - target)).mean(),
         lambda out, target: F.mse_loss(2.0 * out + 1.0, target),
+        lambda out, target: 2 * (out.square().mean() - 0.5 * F.mse_loss(out, target)) / 3,
         lambda out, target: -(out.sigmoid().log() * target).mean(),
         lambda out, target: -torch.exp(out.sigmoid().log() - 1.0).mul(target).mean(),
     ],

@@ -127,7 +127,7 @@ class GradZero(Rule):
         self, recording: Recording, judged: Mapping[SiteInfo, _Zeros]
     ) -> frozenset[SiteInfo]:
         """Return the gradients of weights that are zero for good: two factors of zero keep each other so."""
-        zero = _weights_of_zero(recording, {site.path for site in judged})
+        zero = _weights_of_zero(recording, {site.path for site in judged}, 0)
         found = frozenset(
             site
             for site, course in judged.items()
@@ -153,7 +153,7 @@ class GradZero(Rule):
         next_path = None if next_one is None else next_one.path
         names = ", ".join(site.name for site in still[-NAMED:])
         step = max(judged[site].since for site in still)
-        seen = _sources_of_zeros(recording, still, later)
+        seen = _sources_of_zeros(recording, still, later, step)
         before = _long_step_before(recording, last.root, step)
         if before:
             seen += _SHORTER
@@ -197,28 +197,36 @@ class GradZero(Rule):
         )
 
 
-def _sources_of_zeros(recording: Recording, still: list[SiteInfo], later: list[SiteInfo]) -> str:
+def _sources_of_zeros(
+    recording: Recording, still: list[SiteInfo], later: list[SiteInfo], since: int
+) -> str:
     """Return what is seen to make a product zero: weights of zero, or a recurrent weight that saw no state but zero.
 
     Args:
         recording: The recording.
         still: The gradients that are zero, in the order of the forward.
         later: The gradients behind them.
+        since: The step from which on they are zero.
     """
     says = _sums_of_one(recording, still[0].root)
-    zero = [*_weights_of_zero(recording, {site.path for site in (*still, *later)}).values()]
+    paths = {site.path for site in (*still, *later)}
+    zero = [*_weights_of_zero(recording, paths, since).values()]
+    from_when = ""
+    if since > 0:
+        from_when = f" from step {since} on"
     if zero:
         verb = "are"
         if len(zero) == 1:
             verb = "is"
         says += (
-            f"{listed(zero, NAMED)} {verb} zero in every measured step: a product with "
+            f"{listed(zero, NAMED)} {verb} zero in every measured step{from_when}: a product with "
             "it is zero, so initialise it. "
         )
     states = []
     for site in still:
         last = site.path.rpartition(".")[2]
-        if last.startswith("weight_hh"):
+        beside = [each for each in still if each.owner == site.owner and "_ih" in each.path]
+        if last.startswith("weight_hh") and not beside:
             states.append(site.name)
     if states:
         says += (
@@ -247,12 +255,12 @@ def _long_step_before(recording: Recording, root: int, since: int) -> str:
     )
 
 
-def _weights_of_zero(recording: Recording, paths: Collection[str]) -> dict[str, str]:
-    """Return the names, by path, of those weights that were zero in every measured step."""
+def _weights_of_zero(recording: Recording, paths: Collection[str], since: int) -> dict[str, str]:
+    """Return the names, by path, of those weights that were zero in every measured step from one on."""
     zero = {}
     for site in recording.of_kind("param"):
         rows = recording.rows(site)
-        full = rows.level == FULL
+        full = (rows.level == FULL) & (rows.step >= since)
         if site.path not in paths or len(site.shape) < 2:
             continue
         if full.any() and not rows.sumsq[full].any():

@@ -83,7 +83,7 @@ class NoEffect(Rule):
 
     Thresholds:
         - window (10): after one step of rounding, or of a scaler that skips, there are others.
-        - faded (0.001): of the highest rate; below it a schedule is the reason.
+        - faded (1e-3): of the highest rate; below it a schedule is the reason.
         - few (5): measured steps with such a rate, which is known exactly.
         - share (0.2): of the run. A schedule may end at zero, but not that early.
 

@@ -52,7 +52,8 @@ class WeightsShrunk(Rule):
     Formula:
         The size of a weight (root mean square) is at its last measured step at most left times that
         at its first. Reported if this holds for at least part of the weights of a model that change
-        by training, and that did not begin at zero.
+        by training, and that did not begin at zero, if the model ever got a gradient: without one
+        even a usual decay draws them to zero, and GRAD-ZERO says what is wrong.
 
     Window:
         From the first measured step to the last.
@@ -95,7 +96,8 @@ class WeightsShrunk(Rule):
             last = first_finites(group.size[:, ::-1])
             changes = np.nan_to_num(group.update).max(axis=1, initial=0) > 0
             judged = np.flatnonzero(changes & (first > FROM_ZERO) & np.isfinite(last))
-            if len(group.steps) < self.min_steps or len(judged) < self.least:
+            is_pulled = (group.gradient > 0).any()
+            if len(group.steps) < self.min_steps or len(judged) < self.least or not is_pulled:
                 continue
             shrunk = judged[last[judged] <= self.left * first[judged]]
             if len(shrunk) >= self.part * len(judged):

@@ -989,6 +989,23 @@ class RowsEvent(RunEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SmallBatchEvent(RunEvent):
+    """A loss jumped in a step whose batch had fewer samples than the first one, by the graphs of both.
+
+    Attributes:
+        loss: The path of the loss.
+        samples: The samples of the step's batch.
+        usual: Those of the first batch.
+    """
+
+    kind = "small-batch"
+    step: int
+    loss: str
+    samples: Count
+    usual: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DumpEvent(RunEvent):
     """A call was kept in a folder of the recording, with a script that runs it again.
 

@@ -101,6 +101,7 @@ def test_the_step_is_that_of_the_share_not_of_the_last_channel():
     (finding,) = found(*layer("relu:out", above))
 
     assert finding.step == 30
+    assert finding.message.endswith("; 9 of them fell silent by step 30, all by step 200.")
 
 
 def test_one_firing_in_the_window_is_life():

@@ -70,6 +70,20 @@ def test_twenty_samples_in_a_row_are_asked_for(zeros, number):
     assert len(found(course(lambda i: 1e-3 if i < 30 - zeros else 0.0, 1e-3))) == number
 
 
+@pytest.mark.parametrize(("update", "says"), [(0.5, True), (1e-3, False)])
+def test_a_long_step_just_before_the_zeros_is_named(update, says):
+    """Units that a step has thrown where they never fire pass no gradient on; as after a sum of squares."""
+    made = Course(STEPS)
+    made.weight("l0", lambda i: (1.0, 1e-3 if i < 8 else 0.0, update if i == 7 else 1e-4, None))
+    made.weight("l1", steady(1.0, 1e-3, 1e-4))
+    (finding,) = found(made)
+
+    assert (
+        "Just before, a step changed l0.weight by 0.5 times its size" in finding.message
+    ) == says
+    assert finding.remedy.startswith("Lower the learning rate") == says
+
+
 def test_what_moves_again_is_no_finding():
     """The last samples count."""
     assert found(course(lambda i: 0.0 if i < 29 else 1e-3, 1e-3)) == []
@@ -229,6 +243,34 @@ def test_several_zero_weights_are_named_together():
     assert finding.remedy.startswith("l0.weight, l1.weight are zero in every measured step")
 
 
+@pytest.mark.parametrize(("second", "number"), [(0.0, 1), (0.1, 0)])
+def test_two_factors_of_zero_are_seen_after_few_samples(second, number):
+    """Neither gives the other a gradient; one factor alone that starts at zero, as in LoRA, leaves it."""
+    made = course(1e-3)
+    for path, weight in (("A", 0.0), ("B", second)):
+        made.weight(path, lambda i, w=weight: (w, 0.0, 0.0, None) if i >= 24 else (None,) * 4)
+    findings = found(made)
+
+    assert len(findings) == number
+    assert all("A.weight, B.weight are zero" in finding.remedy for finding in findings)
+
+
+@pytest.mark.parametrize(("low", "says"), [(1.0, True), (0.9, False)])
+def test_what_is_one_whatever_it_was_given_is_named(low, says):
+    """The softmax of one number; an output that is nearly so has a slope."""
+    made = course(0.0, 0.0)
+    made.sites.append({"site": ":out", "path": "", "kind": "out", "shape": [8, 1]})
+    made.rows += [
+        {"step": i, "site": ":out", "count": 8, "sum": 8.0, "sumsq": 8.0, "min": low, "max": 1.0}
+        for i in STEPS
+    ]
+    for row in made.rows:
+        row["level"] = 2
+    (finding,) = found(made)
+
+    assert finding.remedy.startswith(":out is 1 in all elements") == says
+
+
 def test_a_weight_that_was_zero_at_first_only_is_not_the_source():
     """It is what its gradient made of it since."""
     made = course(0.0)
@@ -282,6 +324,26 @@ def test_a_recurrent_weight_may_have_seen_no_state(name, says):
 
     assert ("its gradient is a product with the state before" in finding.remedy) == says
     assert ("out[:, -1]" in finding.remedy) == says
+
+
+def test_a_recurrent_layer_without_any_gradient_has_another_reason():
+    """The weight of its input gets none either, whatever the state was: here the layer after it is zero."""
+    made = Course(STEPS)
+    for name in ("weight_ih_l0", "weight_hh_l0"):
+        made.weight("rnn", steady(0.1, 0.0, 1e-4))
+        for site in made.sites:
+            if site["site"].startswith("rnn.weight:"):
+                site["site"] = site["site"].replace("weight", name)
+                site["path"] = f"rnn.{name}"
+        for row in made.rows:
+            row["site"] = row["site"].replace("rnn.weight:", f"rnn.{name}:")
+    made.sites = [*{site["site"]: site for site in made.sites}.values()]
+    made.weight("fc", lambda i: (0.1 if i == 0 else 0.0, 1e-3, 1e-4, None))
+    made.rows = [row for row in made.rows if row["step"] > 0 or "rnn" not in row["site"]]
+    (finding,) = found(made)
+
+    assert finding.remedy.startswith("fc.weight is zero in every measured step from step 10 on")
+    assert "the state" not in finding.remedy
 
 
 @pytest.mark.parametrize(("sizes", "number"), [((0, 0), 2), ((0, 8), 0), ((8, 8), 0)])

@@ -57,6 +57,26 @@ def test_without_that_evidence_only_the_figures_are_said(entry: Mapping[str, flo
     assert finding.remedy.startswith("Clip to a norm near the usual 0.92")
 
 
+@pytest.mark.parametrize("is_set_to_none", [True, False])
+def test_gradients_that_are_cleared_before_the_step_are_an_error(is_set_to_none: bool) -> None:
+    """The optimizer's step itself is sound: that nothing changes follows from it."""
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def train() -> None:
+        for _ in range(30):
+            net(torch.randn(8, 4)).square().mean().backward()
+            optimizer.zero_grad(set_to_none=is_set_to_none)
+            optimizer.step()
+
+    told = {each.code: each for each in check(watch(train, every=1).recording())}
+
+    assert told["GRADS-SHRUNK"].severity == "error"
+    assert "the program clears them in between" in told["GRADS-SHRUNK"].message
+    assert "before backward()" in told["GRADS-SHRUNK"].remedy
+    assert told["NO-EFFECT"].follows == "GRADS-SHRUNK"
+
+
 @pytest.mark.parametrize("entry", [{"update": 1e-3}, {"share": 0.01}, {"steps": 9}])
 def test_what_does_no_harm_is_not_reported(entry: Mapping[str, float]) -> None:
     """Weights that move, a share that is left, or too few steps."""

@@ -238,6 +238,45 @@ def test_a_loss_that_multiplies_is_enough_with_large_updates(ratio, losses, numb
     assert [finding.step for finding in findings] == [2] * number
 
 
+def judged(gradient: float, rates: Sequence[float] = (0.1,)) -> list[Finding]:
+    """Judge weights that are thrown away while the loss falls, with gradients of some size after that."""
+    made = Course(range(40))
+    for name in ("l0", "l1"):
+        made.weight(name, lambda n: (thrown(n)[0], 1e-3 if n < 2 else gradient, thrown(n)[1], None))
+    made.loss([100.0, *[1.0] * 39])
+    entry = {"index": 0, "type": "SGD", "roots": [0], "rates": [rates[0]]}
+    made.events = [{"kind": "optimizers", "optimizers": [entry]}]
+    for step, rate in enumerate(rates):
+        event = {"kind": "learning-rates", "step": step, "optimizer": 0, "rates": [rate]}
+        made.events.append(event)
+    return list(RateTooLarge().check(made.recording()))
+
+
+def test_a_rate_that_kills_all_units_is_too_large_although_the_loss_falls():
+    """From that of unscaled targets to that of their mean; a loss that falls with gradients is another case."""
+    (finding,) = judged(0.0)
+
+    assert "the gradient of l0.weight, l1.weight has been exactly zero since" in finding.message
+    assert judged(1e-3) == []
+
+
+def test_a_rate_that_a_schedule_has_raised_is_said():
+    """The optimizer was made with the first one."""
+    (finding,) = judged(0.0, rates=(0.004, 0.1))
+
+    assert "(SGD with a learning rate of 0.004, raised to 0.1 by then)" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("courses", "number"), [([thrown, thrown, calm], 1), ([thrown, thrown, calm, calm, calm], 0)]
+)
+def test_the_loss_of_a_policy_is_no_measure(courses, number):
+    """It changes its sign again and again, so that weights alone tell; most of them have to."""
+    wavering = [(-1.0) ** i * (2.0 - 0.05 * i) for i in range(30)]
+
+    assert len(stepping(*courses, loss=wavering)) == number
+
+
 def test_weights_that_start_at_zero_are_left_out():
     """Whatever they become is large against that."""
     born: Course4 = lambda n: (0.0, 0.1) if n == 0 else (0.1 * n, 0.1)

@@ -52,6 +52,28 @@ def test_a_module_with_trainable_parameters_that_is_never_called_is_a_warning():
     assert finding.remedy == "Call it."
 
 
+@pytest.mark.parametrize(("other", "severity"), [("Net", "info"), ("Other", "warning")])
+def test_what_another_model_of_the_class_calls_is_an_option_of_it(other, severity):
+    """As a norm that one of two variants goes without; a model of another class says nothing of it."""
+    entries = [
+        silent("a.norm:out", UNCALLED),
+        silent("a.norm.weight:param.grad", UNREACHED),
+    ]
+    roots = [
+        {"name": "a", "prefix": "a", "type": "Net", "parameters": 8, "trained": True},
+        {"name": "b", "prefix": "b", "type": other, "parameters": 8, "trained": True},
+    ]
+    recording = Recording.build(
+        [{"site": "b.norm:out", "path": "b.norm", "kind": "out", "root": 1}],
+        [size(0, "b.norm:out", 1.0)],
+        roots=roots,
+        events=[{"kind": "ledger", "sites": entries}],
+    )
+    (finding,) = NeverCalled().check(recording)
+
+    assert (finding.severity, finding.site) == (severity, "a.norm:out")
+
+
 def test_a_module_without_trainable_parameters_is_for_information():
     """A dropout that one way through the forward leaves out harms nobody."""
     (finding,) = found(silent("drop:out", UNCALLED))

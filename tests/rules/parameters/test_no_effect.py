@@ -107,6 +107,16 @@ def test_what_hardly_gets_a_gradient_may_stay_what_it_was():
     assert found(made) == []
 
 
+@pytest.mark.parametrize("pull", [1e-3, 1e-7])
+def test_what_has_arrived_at_its_lowest_loss_may_stay_there(pull):
+    """Its gradient has become rounding, unlike that of a step which is not carried out."""
+    made = Course(SAMPLES)
+    made.weight("fc", lambda sample: (0.1, *((1e-3, 1e-4) if sample < 10 else (pull, 0.0)), 1e-3))
+    made.events = rates((0, 0.001))
+
+    assert bool(found(made)) == (pull == 1e-3)
+
+
 def test_nine_steps_are_too_few():
     """A scaler skips some steps, and a few are lost in rounding."""
     made = Course(SAMPLES)
@@ -125,6 +135,15 @@ def test_a_schedule_that_has_reached_zero_long_ago_is_a_warning():
         "The learning rate of every parameter of Net has been zero since step 100, in the last 20 of "
         "30 measured steps: these changed nothing."
     )
+
+
+def test_a_schedule_that_has_faded_long_ago_is_named_as_such():
+    """Its rate is not zero, but rounding takes every update; the optimizer's step is carried out."""
+    (finding,) = found(course(0.0, events=rates((0, 0.001), (100, 1e-13))))
+
+    assert (finding.severity, finding.step) == ("warning", 100)
+    assert "has fallen from 0.001 to 1e-13, and since step 100 every update" in finding.message
+    assert "schedule" in finding.remedy
 
 
 def test_a_schedule_that_ends_at_zero_is_no_finding():

@@ -53,6 +53,21 @@ def test_parameters_with_gradients_in_no_optimizer_are_a_warning():
     )
 
 
+@pytest.mark.parametrize(("passes", "number"), [((6, 6), 1), ((6,), 0), ((2, 2), 0)])
+def test_models_that_are_made_anew_count_together(passes, number):
+    """One is made for each fold, and the optimizer of the first is kept."""
+    made = Course(range(4))
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.roots = [{"name": "Net", "prefix": "", "parameters": 16, "trained": True}]
+    for root, count in enumerate(passes, 1):
+        made.roots.append({"name": f"m{root}", "prefix": f"m{root}", "trained": False})
+        names = [f"m{root}.fc.weight"]
+        made.events.append(left(root=root, unheld=names, graded=names, passes=count))
+    findings = list(NotOptimized().check(made.recording()))
+
+    assert [finding.site for finding in findings] == ["m1.fc.weight:param"] * number
+
+
 def test_parameters_without_gradients_in_no_optimizer_are_a_hint():
     """UNUSED-PARAM says the rest."""
     (finding,) = found(left(unheld=["a.weight", "b.weight"]))

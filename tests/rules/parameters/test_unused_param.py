@@ -106,9 +106,9 @@ def test_many_are_counted():
     assert "l6.weight:param.grad and 3 more got gradients" in finding.message
 
 
-def in_ledger(update: float) -> Course:
-    """A weight that no backward has reached, in an optimizer whose steps change it so much."""
-    made = course(True)
+def in_ledger(update: float, *, alone: bool = False) -> Course:
+    """A weight that no backward has reached, in an optimizer whose steps change it so much, beside another or alone."""
+    made = course(*[True][: not alone])
     made.weight("idle", lambda i: (0.1, None, update, None))
     cause = "no observed backward pass reached it"
     entry = {
@@ -127,6 +127,19 @@ def test_a_parameter_that_its_optimizer_skips_is_reported():
 
     assert (finding.severity, finding.site) == ("warning", "idle.weight:param.grad")
     assert "got no gradient in the whole run" in finding.message
+
+
+def test_a_model_of_which_nothing_gets_a_gradient_is_an_error():
+    """The optimizer steps, and trains nothing; if it holds another model than the one with gradients, that is said elsewhere."""
+    made = in_ledger(0.0, alone=True)
+    made.roots[0]["trained"] = True
+    (finding,) = found(made)
+    assert (finding.severity, finding.site) == ("error", "idle.weight:param.grad")
+
+    made.roots.append({"name": "policy", "prefix": "policy", "parameters": 16})
+    graded = {"unheld": ["policy.weight"], "graded": ["policy.weight"]}
+    made.events.append({"kind": "not-optimized", "root": 1, "replaced": [], **graded})
+    assert found(made) == []
 
 
 def test_a_parameter_that_was_moved_is_trained_whatever_the_ledger_says():

@@ -56,6 +56,19 @@ def test_what_draws_all_weights_to_zero_is_named(fault: dict[str, float]) -> Non
     assert all(each.severity == "info" for each in others)
 
 
+@pytest.mark.parametrize(("gradient", "number"), [(1e-3, 1), (0.0, 0)])
+def test_a_decay_that_nothing_holds_against_is_not_the_fault(gradient: float, number: int) -> None:
+    """As where the loss has no gradient: any decay then ends at zero."""
+    course = Course(SAMPLES[:10])
+    for layer in ("fc1", "fc2"):
+        course.weight(layer, lambda sample: (0.1 * 0.5**sample, gradient, 1e-4, gradient))
+    course.roots[0]["trained"] = True
+    findings = list(WeightsShrunk().check(course.recording()))
+
+    assert len(findings) == number
+    assert all(finding.step == SAMPLES[1] for finding in findings)
+
+
 @pytest.mark.parametrize("kept", [{}, {"decay": 1e-2}, {"penalty": 1e-3}, {"norm": True}])
 def test_weights_that_are_held_are_no_finding(kept: dict[str, float]) -> None:
     """Under usual decay and penalties."""

@@ -60,6 +60,8 @@ def said_of(loss: Loss, *, width: int = 1, batch: int = 16) -> list[str]:
         lambda out, target: (out.sigmoid() - target).pow(2).sum() / 2,
         lambda out, target: (out.squeeze() - target[:, None]).pow(2).mean().sqrt(),
         lambda out, target: torch.log(torch.cosh(out - target)).mean(),
+        lambda out, target: F.mse_loss(2.0 * out + 1.0, target),
+        lambda out, target: 2 * (out.square().mean() - 0.5 * F.mse_loss(out, target)) / 3,
         lambda out, target: -(out.sigmoid().log() * target).mean(),
         lambda out, target: -torch.exp(out.sigmoid().log() - 1.0).mul(target).mean(),
     ],
@@ -68,6 +70,23 @@ def test_a_column_beside_a_row_is_named(loss: Loss) -> None:
     """In PyTorch's losses and in those of one's own, and in either order."""
     (message,) = said_of(loss)
     assert "compares each of 16 predictions with each of 16 targets or weights" in message
+    assert "were broadcast to (16, 16)" in message
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda out, target: F.smooth_l1_loss(out.gather(1, target.long()[:, None] % 4), target),
+        lambda out, target: F.mse_loss(out[:, 0], target[:, None]),
+        lambda out, target: F.mse_loss(out[torch.arange(16), target.long() % 4], target[:, None]),
+        lambda out, target: ((out[:, :2] * out[:, 2:]).sum(1) - target[:, None]).square().mean(),
+    ],
+    ids=["value of an action", "one of several", "by index", "product of two factors"],
+)
+def test_what_is_chosen_of_the_outputs_is_compared_as_a_prediction(loss: Loss) -> None:
+    """The value of the action that was taken, beside a row of targets."""
+    (message,) = said_of(loss, width=4)
     assert "were broadcast to (16, 16)" in message
 
 

@@ -66,6 +66,21 @@ def test_a_loss_that_jumps_in_an_unsampled_step_is_reported():
     assert finding.evidence.course[6] == 9.0
 
 
+@pytest.mark.parametrize(("samples", "number"), [(2, 0), (8, 0), (9, 1)])
+def test_the_mean_of_a_small_batch_is_not_compared(samples, number):
+    """The last batch of an epoch may have two samples of sixteen, one of them a hard one."""
+    course = losses(jumps={43: 9.0})
+    rows = [
+        {"step": i, "site": "Loss:out", "count": 1, "sum": loss, "level": 1}
+        for i, loss in enumerate(course)
+    ]
+    site = {"site": "Loss:out", "root": 1, "shape": []}
+    event = {"kind": "small-batch", "step": 43, "loss": "loss", "samples": samples, "usual": 16}
+    recording = Recording.build([site], rows, roots=ROOTS, events=[event])
+
+    assert len(list(Spike().check(recording))) == number
+
+
 def test_a_loss_that_stays_up_is_reported_as_one_jump():
     """Steps that follow are the same spike."""
     (finding,) = of_loss(losses(jumps=dict.fromkeys(range(43, 60), 9.0)))
@@ -306,9 +321,11 @@ def test_a_course_of_one_number_more_than_is_asked_for_is_judged():
 def test_a_jump_beside_a_loss_of_changing_sign_is_for_information(every, severity):
     """What a policy is trained on weighs rewards against their mean: its gradients differ by orders of magnitude."""
     signs = [-1.0 if i // every % 2 else 1.0 for i in range(200)]
+    course = [sign * (1 + i % 3) for i, sign in enumerate(signs)]
+    course[150] = 5.0
     rows = [
-        {"step": i, "site": "Loss:out", "count": 1, "sum": sign * (1 + i % 3), "level": 1}
-        for i, sign in enumerate(signs)
+        {"step": i, "site": "Loss:out", "count": 1, "sum": loss, "level": 1}
+        for i, loss in enumerate(course)
     ]
     rows += [
         {"step": i, "site": ":grad.norm", "count": 16, "sumsq": norm**2, "level": 1}
@@ -320,6 +337,28 @@ def test_a_jump_beside_a_loss_of_changing_sign_is_for_information(every, severit
 
     assert (finding.severity, finding.site) == (severity, ":grad.norm")
     assert ("changes its sign again and again" in finding.message) == (severity == "info")
+
+
+@pytest.mark.parametrize(
+    ("risen", "severity"), [([], "info"), ([43], "warning"), (range(44, 60), "warning")]
+)
+def test_a_jump_of_the_gradient_that_no_loss_follows_is_for_information(risen, severity):
+    """Under Adam the step is hardly longer; if the loss is higher in that step or after it, it did harm."""
+    course = [2.0 - 0.02 * i + (0.5 if i in risen else 0.0) for i in range(80)]
+    rows = [
+        {"step": i, "site": "Loss:out", "count": 1, "sum": loss, "level": 1}
+        for i, loss in enumerate(course)
+    ]
+    rows += [
+        {"step": i, "site": ":grad.norm", "count": 16, "sumsq": norm**2, "level": 1}
+        for i, norm in enumerate(norms(80, {43: 200.0}))
+    ]
+    sites = [{"site": "Loss:out", "root": 1, "shape": []}, {"site": ":grad.norm"}]
+
+    (finding,) = Spike().check(Recording.build(sites, rows, roots=ROOTS))
+
+    assert (finding.severity, finding.site) == (severity, ":grad.norm")
+    assert ("The loss went on as before" in finding.message) == (severity == "info")
 
 
 def starting_anew(first_step: int, *, root: int = 0) -> list[Finding]:

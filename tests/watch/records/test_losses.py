@@ -43,6 +43,26 @@ def test_a_loss_is_recorded_with_its_operation_its_line_and_its_value() -> None:
     assert graph["nodes"][:3] == ["NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0"]
 
 
+@pytest.mark.parametrize("every", [1, 50])
+def test_a_jump_in_a_smaller_batch_is_noted_with_both_sizes(every: int) -> None:
+    """Also in a skipped step, by the graphs of the loss alone; a jump in a batch of the usual size is none."""
+
+    def program() -> None:
+        torch.manual_seed(0)
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        for step in range(40):
+            samples = 2 if step == 30 else 8
+            optimizer.zero_grad()
+            far = 100.0 if step in (30, 36) else 1.0
+            (far * (model(torch.ones(samples, 4)) - 3.0)).square().mean().backward()
+            optimizer.step()
+
+    log = watch(program, every=every)
+    (event,) = [event for event in log.events if event["kind"] == "small-batch"]
+    assert (event["step"], event["samples"], event["usual"]) == (30, 2, 8)
+
+
 def test_each_line_that_calls_backward_has_a_loss_of_its_own() -> None:
     """Several calls of one line are one loss, which was called several times."""
 

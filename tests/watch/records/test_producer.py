@@ -343,6 +343,16 @@ def test_a_division_by_a_clamped_divisor_makes_nothing_of_usual_numbers(
     assert (found and found.operation) == accused
 
 
+def test_the_lesser_of_two_numbers_is_not_suspected() -> None:
+    """It is one of them, so that finite ones never make it NaN: here the weights of a policy's gradient do."""
+    ratio = torch.tensor([1.0, 2.0], requires_grad=True)
+    weights = torch.tensor([1.0, torch.nan])
+    loss = -torch.minimum(ratio * weights, ratio.clamp(0.8, 1.2) * weights).mean()
+    loss.backward()
+
+    assert find_producer(BackwardStart((loss,), None, None), ProducerLines()) is None
+
+
 def test_a_variable_that_only_passes_on_what_is_hidden_did_not_make_it() -> None:
     """The first variable that is not finite took what an operation before it had made."""
     first, norm = nn.Linear(6, 5), nn.LayerNorm(5)

@@ -199,11 +199,15 @@ class DeadChannel(Rule):
     def _finding(self, layer: _Layer, after: list[_Layer]) -> Finding:
         samples, steps = layer.window
         reported = int(self.warning * len(layer.dead)) + 1
-        since = layer.silent_since(max(self.min_dead, reported))
+        first = max(self.min_dead, reported)
+        since = layer.silent_since(first)
+        last = layer.silent_since(layer.count)
         past = ", nor at any time before"
         remedy = _NEVER_ALIVE
         if layer.once_alive:
             past = f"; they fell silent by step {since}"
+            if last > since:
+                past = f"; {first} of them fell silent by step {since}, all by step {last}"
             remedy = _FELL_SILENT
         others = ""
         if after:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import NAMED
+from kedge.rules.parameters.update_ratio import FROM_ZERO, UpdateRatio
 from kedge.rules.recorded.losses import steps_without_loss
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import recorded_gradients, trained_sites
+from kedge.rules.recorded.weights import weight_courses
 from kedge.rules.recorded.wiring import wire
 from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
@@ -72,7 +74,9 @@ class GradZero(Rule):
         gradient: the operation that cuts the gradient is before that parameter, or in its module.
 
     Remedy:
-        Initialise weights that are zero in every step, if any are named. Of a recurrent weight:
+        Initialise weights that are zero in every step, if any are named. Give a softmax that
+        returns nothing but 1 the dimension of the classes, or use sigmoid for a single number. Of a
+        recurrent weight:
         read an output that has seen more than one step. Of a module that is called without a sample,
         as an expert that no gate chooses: balance the choice. Else look between the named module and the
         one before it for an operation with slope zero: round, sign, argmax, a comparison, clamp, a
@@ -105,9 +109,11 @@ class GradZero(Rule):
             if any(course.moved for course in judged.values()):
                 enough = self.samples
             still = {site for site, course in judged.items() if course.length >= enough}
+            still |= self._stuck(recording, judged)
             driven = {site for site, course in judged.items() if course.moved} - still
             still -= {site for site in still if _is_shift(site, driven)}
             if still:
+                enough = min(enough, *(judged[site].length for site in still))
                 yield self._finding(recording, judged, still, enough)
 
     def lacking(self, recording: Recording) -> Lack | None:
@@ -116,6 +122,20 @@ class GradZero(Rule):
         if not grads:
             return None
         return too_few(self.code, measured(recording, grads), self.samples)
+
+    def _stuck(
+        self, recording: Recording, judged: Mapping[SiteInfo, _Zeros]
+    ) -> frozenset[SiteInfo]:
+        """Return the gradients of weights that are zero for good: two factors of zero keep each other so."""
+        zero = _weights_of_zero(recording, {site.path for site in judged}, 0)
+        found = frozenset(
+            site
+            for site, course in judged.items()
+            if site.path in zero and course.length >= self.few and not course.moved
+        )
+        if len(found) < 2:
+            return frozenset()
+        return found
 
     def _finding(
         self, recording: Recording, judged: dict[SiteInfo, _Zeros], zero: set[SiteInfo], enough: int
@@ -133,7 +153,10 @@ class GradZero(Rule):
         next_path = None if next_one is None else next_one.path
         names = ", ".join(site.name for site in still[-NAMED:])
         step = max(judged[site].since for site in still)
-        seen = _sources_of_zeros(recording, still, later)
+        seen = _sources_of_zeros(recording, still, later, step)
+        before = _long_step_before(recording, last.root, step)
+        if before:
+            seen += _SHORTER
         remedy = _REMEDY
         if seen:
             remedy = f"{seen}Otherwise l{_REMEDY[1:]}"
@@ -161,7 +184,7 @@ class GradZero(Rule):
             step=step,
             message=f"{_gradients(len(still))} exactly zero in at least the last "
             f"{enough} measured steps, since step {step}: "
-            f"{names}{_rest(len(still))}.{without}{_nearer(next_one)}",
+            f"{names}{_rest(len(still))}.{without}{_nearer(next_one)}{before}",
             evidence=GradZeroEvidence(
                 kind=kind,
                 parameters=[site.path for site in still],
@@ -174,36 +197,36 @@ class GradZero(Rule):
         )
 
 
-def _sources_of_zeros(recording: Recording, still: list[SiteInfo], later: list[SiteInfo]) -> str:
+def _sources_of_zeros(
+    recording: Recording, still: list[SiteInfo], later: list[SiteInfo], since: int
+) -> str:
     """Return what is seen to make a product zero: weights of zero, or a recurrent weight that saw no state but zero.
 
     Args:
         recording: The recording.
         still: The gradients that are zero, in the order of the forward.
         later: The gradients behind them.
+        since: The step from which on they are zero.
     """
+    says = _sums_of_one(recording, still[0].root)
     paths = {site.path for site in (*still, *later)}
-    zero = []
-    for site in recording.of_kind("param"):
-        rows = recording.rows(site)
-        full = rows.level == FULL
-        if site.path not in paths or len(site.shape) < 2:
-            continue
-        if full.any() and not rows.sumsq[full].any():
-            zero.append(site.name)
-    says = ""
+    zero = [*_weights_of_zero(recording, paths, since).values()]
+    from_when = ""
+    if since > 0:
+        from_when = f" from step {since} on"
     if zero:
         verb = "are"
         if len(zero) == 1:
             verb = "is"
-        says = (
-            f"{listed(zero, NAMED)} {verb} zero in every measured step: a product with "
+        says += (
+            f"{listed(zero, NAMED)} {verb} zero in every measured step{from_when}: a product with "
             "it is zero, so initialise it. "
         )
     states = []
     for site in still:
         last = site.path.rpartition(".")[2]
-        if last.startswith("weight_hh"):
+        beside = [each for each in still if each.owner == site.owner and "_ih" in each.path]
+        if last.startswith("weight_hh") and not beside:
             states.append(site.name)
     if states:
         says += (
@@ -214,6 +237,63 @@ def _sources_of_zeros(recording: Recording, still: list[SiteInfo], later: list[S
         )
     return says
 
+
+def _long_step_before(recording: Recording, root: int, since: int) -> str:
+    """Return that one of the last measured steps before the zeros changed a weight by a good part of its size."""
+    courses = weight_courses(recording)
+    rows = [row for row, weight in enumerate(courses.weights) if weight.root == root]
+    near = np.flatnonzero(courses.steps < since)[-_JUST_BEFORE:]
+    update = courses.update[rows][:, near]
+    update = np.where(courses.size[rows][:, near] > FROM_ZERO, update, 0.0)
+    largest = np.fmax.reduce(update, axis=1, initial=0)
+    if largest.max(initial=0) < UpdateRatio.high:
+        return ""
+    name = courses.weights[rows[int(largest.argmax())]].param.name
+    return (
+        f" Just before, a step changed {name} by {largest.max():.2g} times its size: so long a step "
+        "can leave units where they never fire again."
+    )
+
+
+def _weights_of_zero(recording: Recording, paths: Collection[str], since: int) -> dict[str, str]:
+    """Return the names, by path, of those weights that were zero in every measured step from one on."""
+    zero = {}
+    for site in recording.of_kind("param"):
+        rows = recording.rows(site)
+        full = (rows.level == FULL) & (rows.step >= since)
+        if site.path not in paths or len(site.shape) < 2:
+            continue
+        if full.any() and not rows.sumsq[full].any():
+            zero[site.path] = site.name
+    return zero
+
+
+def _sums_of_one(recording: Recording, root: int) -> str:
+    """Return that an output is 1 whatever the model was given, as what is divided by its sum over one element is."""
+    found = []
+    for site in recording.of_kind("out"):
+        rows = recording.rows(site)
+        full = rows.level == FULL
+        if site.root != root or 1 not in site.shape or not full.any():
+            continue
+        if (rows.min[full] == 1).all() and (rows.max[full] == 1).all():
+            found.append(site.site)
+    if not found:
+        return ""
+    return (
+        f"{found[0]} is 1 in all elements in every measured step, as a softmax over a dimension "
+        "of one element is: give it the dimension of the classes, or use sigmoid for a single "
+        "number. "
+    )
+
+
+_JUST_BEFORE = 5
+"""Measured steps before the zeros in which a long step may have made them."""
+
+_SHORTER = (
+    "Lower the learning rate or warm it up, clip gradients, scale the targets, and take the mean "
+    "of a loss and not its sum. "
+)
 
 _REMEDY = (
     "Look from there towards the loss for an operation with slope zero: round, sign, "

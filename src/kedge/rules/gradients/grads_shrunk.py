@@ -13,7 +13,7 @@ from kedge.rules.recorded.optimizers import events_of, optimizers
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.weights import finite_medians, weight_courses
-from kedge.rules.rule import Finding, Lack, Rule
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.store.events import GradientsUsedEvent, RecordedOptimizer
 from kedge.store.recording import Recording
 
@@ -55,11 +55,16 @@ class GradsShrunk(Rule):
           the size of the gradient, such as Adam, take no harm from small ones.
         - min_steps (10): measured steps.
 
+    Severity:
+        - error: nothing at all is left of them: they are cleared before the step.
+        - warning: next to nothing is.
+
     Evidence:
         Both norms, the share, the scale, and the changes of the weights.
 
     Remedy:
         Call scaler.unscale_(optimizer) before clip_grad_norm_; clip to a norm near the usual one.
+        Call zero_grad before backward, and not between backward and the step.
 
     Cannot see:
         Gradients that are changed during backward, by hooks of the program: they arrive
@@ -112,17 +117,30 @@ class GradsShrunk(Rule):
                     f"probably they were clipped to {event.most:.3g} while still scaled."
                 )
                 remedy = "Call scaler.unscale_(optimizer) before clip_grad_norm_."
+        severity: Severity = "warning"
+        kind = ""
+        left = (
+            f"and of {event.used:.2g} when {optimizer.type} used them: {event.share:.1g} of it was "
+            f"left, usually, in {event.steps} measured steps"
+        )
+        if event.used == 0:
+            severity = "error"
+            kind = "cleared"
+            left = (
+                f"and were zero or gone when {optimizer.type} stepped, usually, in {event.steps} "
+                "measured steps: the program clears them in between"
+            )
+            remedy = "Call optimizer.zero_grad() before backward(), and not between backward() and step()."
         site = next(s for s in recording.of_kind("grad.norm") if s.root in optimizer.roots)
         return Finding(
             code=self.code,
-            severity=self.severity,
+            severity=severity,
             site=site.site,
             step=int(recording.steps[0]),
             message=f"The gradients of {names} had a norm of {event.arrived:.2g}{without} after "
-            f"backward, and of {event.used:.2g} when {optimizer.type} used them: {event.share:.1g} "
-            f"of it was left, usually, in {event.steps} measured steps. Its steps change the "
-            f"weights by {update:.1g} of their size.{guess}",
+            f"backward, {left}. Its steps change the weights by {update:.1g} of their size.{guess}",
             evidence=GradsShrunkEvidence(
+                kind=kind,
                 share=plain(event.share),
                 arrived=plain(event.arrived),
                 used=plain(event.used),

@@ -16,7 +16,7 @@ from kedge.rules.recorded.ledger import (
     uncalled,
     unreached,
 )
-from kedge.rules.recorded.roots import within
+from kedge.rules.recorded.roots import root_of, root_path, within
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
@@ -65,7 +65,8 @@ class NeverCalled(Rule):
     Severity:
         - warning: a module with trainable parameters was never called, or the program called
           .forward() instead of the module, so that no hooks fire.
-        - info: a module without trainable parameters was never called, or only the modules inside
+        - info: a module without trainable parameters was never called, or one that another model of
+          the same class calls, so that it is an option of that class, or only the modules inside
           it are called, one by one. Modules whose container computes them in one fused operation,
           as MultiheadAttention does, or whose container reads their parameters, share one line.
           Models that no optimizer trains are not judged.
@@ -106,7 +107,8 @@ class NeverCalled(Rule):
                 fused.setdefault(path, entry)
                 continue
             severity: Severity = "info"
-            if path in trainable or is_direct(cause):
+            is_idle = path in trainable and not _is_option(recording, path)
+            if is_idle or is_direct(cause):
                 severity = "warning"
             groups.setdefault((severity, cause), {}).setdefault(path, entry)
         for (severity, _), entries in groups.items():
@@ -175,3 +177,27 @@ def _parameters(recording: Recording, holders: list[str]) -> int:
             if any(within(module["path"], holder) for holder in holders):
                 number += module["parameters"]
     return number
+
+
+def _is_option(recording: Recording, path: str) -> bool:
+    """Whether another model of the same class calls the module that it has at the same place."""
+    own = root_of(recording, path)
+    if own < 0 or own >= len(recording.roots):
+        return False
+    inside = _inside(recording, own, path)
+    alike = [
+        root
+        for root, other in enumerate(recording.roots)
+        if root != own and other.type and other.type == recording.roots[own].type
+    ]
+    return any(
+        site.root in alike
+        and _inside(recording, site.root, site.path) == inside
+        and len(recording.rows(site))
+        for site in recording.of_kind("out")
+    )
+
+
+def _inside(recording: Recording, root: int, path: str) -> str:
+    """Return a path as that model itself has it."""
+    return path.removeprefix(root_path(recording, root)).removeprefix(".")

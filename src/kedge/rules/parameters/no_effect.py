@@ -17,7 +17,7 @@ from kedge.rules.recorded.weights import STARVED, finite_medians
 from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.rows import Bools, Ints
+from kedge.store.rows import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class NoEffectEvidence(Evidence):
 
 @dataclass(frozen=True, kw_only=True)
 class RateOfZeroEvidence(Evidence):
-    """The measured steps at the end in which every learning rate was zero."""
+    """The measured steps at the end in which every learning rate was zero, or too small."""
 
     since: int = said("since step {}")
     steps: int = said("the last {} measured steps")
@@ -69,18 +69,23 @@ class NoEffect(Rule):
         update, in a fixed sample of the elements, was exactly zero, in each of the last window
         measured steps of the optimizer, with a learning rate above zero in all its groups.
 
-        rate of zero = every learning rate of the optimizers of a model was exactly zero in each
-        measured step of the last share of the run, while there were gradients.
+        rate of zero = every learning rate of the optimizers of a model was exactly zero, or below
+        faded of its highest and no update other than zero, in each measured step of the last share
+        of the run, while there were gradients.
 
     Window:
         The last window measured steps with an update; for a rate of zero the end of the run.
 
         Parameters are left out whose usual gradient is below a thousandth of the largest one, like
-        a bias before a batch norm: what it gets is rounding, and lost in rounding.
+        a bias before a batch norm: what it gets is rounding, and lost in rounding. So are steps
+        whose gradient is below a thousandth of the largest one with which this parameter moved: it
+        has arrived where the loss is lowest, and stays there.
 
     Thresholds:
         - window (10): after one step of rounding, or of a scaler that skips, there are others.
-        - share (0.2): of the measured steps. A schedule may end at zero, but not that early.
+        - faded (1e-3): of the highest rate; below it a schedule is the reason.
+        - few (5): measured steps with such a rate, which is known exactly.
+        - share (0.2): of the run. A schedule may end at zero, but not that early.
 
     Severity:
         - error: no parameter of the model that gets a gradient changes.
@@ -102,13 +107,15 @@ class NoEffect(Rule):
     """
 
     window: int = 10
+    faded: float = 1e-3
+    few: int = 5
     share: float = 0.2
 
     code = "NO-EFFECT"
     name = "steps of the optimizer change nothing"
     severity = "error"
     of_training = True
-    follows = "LOSS-BELOW-ZERO UNDERFLOW"
+    follows = "LOSS-BELOW-ZERO UNDERFLOW GRADS-SHRUNK:cleared"
     leads_to = "UPDATE-RATIO:small NO-LEARNING"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
@@ -116,10 +123,11 @@ class NoEffect(Rule):
         sites = trained_sites(recording, "update")
         for root, updates in by_root(sites, lambda site: site.root):
             rates = rates_over_steps(recording, root)
-            still = self._still(recording, updates, rates.lowest > 0)
+            is_faded = rates.highest < self.faded * np.fmax.reduce(rates.highest, initial=0)
+            still = self._still(recording, updates, (rates.lowest > 0) & ~is_faded)
             if still.updates:
                 yield self._finding(recording, root, still)
-            yield from self._rate_of_zero(recording, root, updates, rates.highest == 0)
+            yield from self._rate_of_zero(recording, root, updates, rates.highest, is_faded)
 
     def idle(self, recording: Recording) -> str:
         """Return that no optimizer stepped."""
@@ -143,6 +151,8 @@ class NoEffect(Rule):
         usual = finite_medians(size)
         starved = usual < STARVED * np.max(usual[np.isfinite(usual)], initial=0)
         is_driven[starved] = False
+        pull = np.max(np.where(is_driven & (change > 0), size, 0.0), axis=1, initial=0)
+        is_driven &= ~(size < STARVED * pull[:, None])
 
         own = np.flatnonzero(is_driven.any(axis=1))
         last = max((recording.steps[is_driven[row]][-1] for row in own), default=-1)
@@ -189,23 +199,41 @@ class NoEffect(Rule):
         )
 
     def _rate_of_zero(
-        self, recording: Recording, root: int, updates: list[SiteInfo], is_zero: Bools
+        self,
+        recording: Recording,
+        root: int,
+        updates: list[SiteInfo],
+        rates: Floats,
+        is_faded: Bools,
     ) -> Iterator[Finding]:
-        stepped = np.isfinite(recording.matrix(updates, "rms")).any(axis=0)
-        zero = is_zero[stepped]
-        last = _trailing(zero)
-        if last < max(self.window, self.share * len(zero)):
+        """Yield a finding if the rates were zero, or so small that rounding took every update, too long at the end."""
+        changes = recording.matrix(updates, "rms")
+        stepped = np.isfinite(changes).any(axis=0)
+        changed = np.nan_to_num(changes).any(axis=0)
+        gone = ((rates == 0) | (is_faded & ~changed))[stepped]
+        last = _trailing(gone)
+        if last < self.few:
             return
-        since = int(recording.steps[stepped][-last])
+        steps = recording.steps[stepped]
+        since = int(steps[-last])
+        if steps[-1] - since < self.share * (steps[-1] - steps[0]):
+            return
         model = names_of(recording, [root])
+        ends = rates[stepped][-last:]
+        became = f"has been zero since step {since}"
+        if ends.max() > 0:
+            became = (
+                f"has fallen from {np.fmax.reduce(rates):.3g} to {ends[-1]:.3g}, and since step "
+                f"{since} every update has been lost in rounding"
+            )
         yield Finding(
             code=self.code,
             severity="warning",
             site=updates[0].site,
             step=since,
-            message=f"The learning rate of every parameter of {model} has been zero since step "
-            f"{since}, in the last {last} of {len(zero)} measured steps: these changed nothing.",
-            evidence=RateOfZeroEvidence(since=since, steps=last, of=len(zero)),
+            message=f"The learning rate of every parameter of {model} {became}, in the last {last} "
+            f"of {len(gone)} measured steps: these changed nothing.",
+            evidence=RateOfZeroEvidence(since=since, steps=last, of=len(gone)),
             confidence=0.95,
             remedy="Give the schedule the real number of steps, and look at whether it counts "
             "batches or epochs; a warm-up must not begin at zero and stay there.",

@@ -11,12 +11,12 @@ from kedge.rules.recorded.optimizers import (
     has_optimizer,
     optimizers,
     trained_by,
-    unheld_parameters,
+    trains_in_vain,
     without_optimizer,
 )
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import no_end
-from kedge.rules.recorded.trained import recorded_gradients, trained_roots
+from kedge.rules.recorded.trained import trained_roots
 from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import listed
 from kedge.sites.site import escape
@@ -75,7 +75,8 @@ class NotOptimized(Rule):
     Formula:
         unheld = the parameters of a trained model that require a gradient and are in no optimizer
         that has stepped; in a model that no optimizer trains, those that got gradients in
-        min_passes backward passes.
+        min_passes backward passes, or in that many of several such models, as where one is made
+        anew for each fold.
 
         replaced = those of them under whose names an optimizer holds a tensor that the model had before.
 
@@ -132,21 +133,25 @@ class NotOptimized(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding of each kind for every root, and one for parameters of no recorded model."""
-        for event in events_of(recording, NotOptimizedEvent):
+        events = events_of(recording, NotOptimizedEvent)
+        anew = [event for event in events if event.graded and 0 < event.passes < self.min_passes]
+        is_anew = len(anew) > 1 and sum(event.passes for event in anew) >= self.min_passes
+        for event in events:
             if event.in_vain:
                 yield from self._in_vain(event.in_vain)
             elif event.root is None:
                 yield self._foreign(event.foreign)
             else:
-                yield from self._of_root(recording, event, event.root)
+                long = event.passes >= self.min_passes or (is_anew and event is anew[0])
+                yield from self._of_root(recording, event, event.root, long=long)
 
     def _of_root(
-        self, recording: Recording, event: NotOptimizedEvent, root: int
+        self, recording: Recording, event: NotOptimizedEvent, root: int, *, long: bool
     ) -> Iterable[Finding]:
         is_trained = root in trained_roots(recording)
         if event.replaced:
             yield self._replaced(recording, event, root)
-        elif event.unheld and (is_trained or event.passes >= self.min_passes):
+        elif event.unheld and (is_trained or long):
             fixed = event.training is False and not is_trained
             yield self._unheld(recording, event, root, fixed=fixed)
         if event.outside:
@@ -204,9 +209,7 @@ class NotOptimized(Rule):
         in_vain = ""
         if loud and not fixed:
             severity = "warning"
-            unheld = unheld_parameters(recording)
-            held = (site for site in recorded_gradients(recording) if site.path not in unheld)
-            if has_optimizer(recording) and not any(held):
+            if trains_in_vain(recording):
                 severity = "error"
                 in_vain = " What the optimizer holds never got a gradient: nothing is trained."
         return self._finding(
@@ -216,8 +219,8 @@ class NotOptimized(Rule):
             f"trainable{got}.{in_vain}",
             event,
             "Pass all of model.parameters() to the optimizer once the model is "
-            "complete, and keep layers in nn.ModuleList; call requires_grad_(False) "
-            "on parameters that should not change.",
+            "complete, and make it anew with each new model; keep layers in nn.ModuleList; call "
+            "requires_grad_(False) on parameters that should not change.",
         )
 
     def _outside(self, recording: Recording, event: NotOptimizedEvent, root: int) -> Finding:
@@ -237,9 +240,7 @@ class NotOptimized(Rule):
             message=f"{model} calls {listed(names, self.named)} but does not contain "
             f"{them}: neither model.parameters() nor an optimizer has {their} "
             "parameters. They get gradients but never change.",
-            evidence=OutsideEvidence(
-                outside=names,
-            ),
+            evidence=OutsideEvidence(kind="outside", outside=names),
             confidence=0.9,
             remedy="Keep modules in nn.ModuleList or nn.ModuleDict in place of a "
             "list or a dict; call requires_grad_(False) on modules that should not "

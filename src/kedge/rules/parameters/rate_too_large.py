@@ -11,7 +11,7 @@ from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import plain
 from kedge.rules.parameters.update_ratio import FROM_ZERO
 from kedge.rules.recorded.course import Course
-from kedge.rules.recorded.losses import Loss, losses
+from kedge.rules.recorded.losses import Loss, losses, wavers
 from kedge.rules.recorded.optimizers import rates_of, updater_of
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import too_few
@@ -19,7 +19,7 @@ from kedge.rules.recorded.weights import Weight, WeightCourses, share, weight_co
 from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import listed
 from kedge.store.recording import Recording
-from kedge.store.rows import Floats, Ints
+from kedge.store.rows import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ class RateTooLarge(Rule):
         is overwritten if, within the first soon steps, u >= whole from the second step on, u(0) >=
         grown, or g >= 1 + grown. Reported if this holds for at least two weights and for at least
         part of all weights (or for the only weight), and the loss of the following steps is not
-        below the first loss, or is not finite.
+        below the first loss, or is not finite, or the gradients of some of these weights are exactly
+        zero in all later measured steps, at least soon of them. A loss that changes its sign in more than a twentieth
+        of the steps, as that of a policy, is no measure: then at least half of all weights count.
 
         Or: the loss reaches jump times the first loss in two of the first soon steps, and u > harm
         in as many weights before that.
@@ -71,6 +73,7 @@ class RateTooLarge(Rule):
           steps.
         - soon (10): steps. UPDATE-RATIO, SPIKE and GRAD-EXPLODE judge the later ones.
         - part (0.25): of the weights. A single head that starts small on purpose grows by more.
+        - unmeasured (0.5): of the weights, where no loss is a measure.
         - jump (3): times the first loss, together with harm (0.1), as in UPDATE-RATIO.
         - min_steps (3): measured steps among the first soon.
 
@@ -92,6 +95,7 @@ class RateTooLarge(Rule):
     grown: float = 2.0
     soon: int = 10
     part: float = 0.25
+    unmeasured: float = 0.5
     jump: float = 3.0
     harm: float = 0.1
     min_steps: int = 3
@@ -105,7 +109,7 @@ class RateTooLarge(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
-        known = losses(recording)
+        known = [loss for loss in losses(recording) if not wavers(loss.values)]
         beginnings = [early for loss in known if (early := _Beginning.of_loss(loss, self.soon))]
         if known and not beginnings:
             return
@@ -117,7 +121,9 @@ class RateTooLarge(Rule):
             own = group.part(from_nonzero, soon)
             if not own.weights:
                 continue
-            found = self._overwritten(own, beginnings)
+            later = group.gradient[from_nonzero][:, recording.steps > self.soon]
+            stopped = (np.isfinite(later).sum(axis=1) >= self.soon) & ~(later > 0).any(axis=1)
+            found = self._overwritten(own, beginnings, stopped)
             if found is not None:
                 yield self._finding(recording, root, own, *found)
 
@@ -131,23 +137,27 @@ class RateTooLarge(Rule):
         )
 
     def _overwritten(
-        self, own: WeightCourses, beginnings: list[_Beginning]
-    ) -> tuple[list[int], int, _Beginning | None] | None:
-        """Return the weights that were overwritten, the step by which they were, and a loss that did not fall."""
+        self, own: WeightCourses, beginnings: list[_Beginning], stopped: Bools
+    ) -> tuple[list[int], int, _Beginning | None, list[int]] | None:
+        """Return the weights that were overwritten, the step by which they were, a loss, and those without a gradient since."""
         number = len(own.weights)
-        needed = max(min(2, number), int(np.ceil(self.part * number)))
+        part = self.part
+        if not beginnings:
+            part = self.unmeasured
+        needed = max(min(2, number), int(np.ceil(part * number)))
         bar = np.where(own.steps == 0, self.grown, self.whole)
         large = (own.update >= bar) | (_growth(own) >= 1 + self.grown)
         first = _reached(large, own.steps, needed)
-        if first is not None and all(early.stays(first) for early in beginnings):
+        dead = np.flatnonzero(large.any(axis=1) & stopped).tolist()
+        if first is not None and (dead or all(early.stays(first) for early in beginnings)):
             found = np.flatnonzero(large.any(axis=1)).tolist()
-            return found, first, next(iter(beginnings), None)
+            return found, first, next(iter(beginnings), None), dead
         risen = [at for early in beginnings if (at := early.risen(self.jump)) is not None]
         if beginnings and len(risen) == len(beginnings):
             harmed = (own.update > self.harm) & (own.steps < min(risen))
             if harmed.any(axis=1).sum() >= needed:
                 found = np.flatnonzero(harmed.any(axis=1)).tolist()
-                return found, min(risen), beginnings[0]
+                return found, min(risen), beginnings[0], []
         return None
 
     def _finding(
@@ -158,6 +168,7 @@ class RateTooLarge(Rule):
         found: list[int],
         step: int,
         loss: _Beginning | None,
+        dead: list[int],
     ) -> Finding:
         updates = np.nanmax(own.update, axis=1, initial=0)
         strongest = np.fmax(updates, np.nanmax(_growth(own) - 1, axis=1, initial=0))
@@ -166,7 +177,7 @@ class RateTooLarge(Rule):
         worst = order[0]
         weight = own.weights[worst]
         model = names_of(recording, [root])
-        by = updater_of(recording, root)
+        by = updater_of(recording, root, step)
         fell = ""
         confidence = 0.6
         values: list[float | None] = []
@@ -175,6 +186,9 @@ class RateTooLarge(Rule):
             values = [plain(value) for value in loss.values]
             highest = loss.height(step)
             fell = f", and the loss went from {loss.first:.3g} to {highest:.3g}"
+        if dead:
+            gone = listed([own.weights[i].param.name for i in dead], 3)
+            fell += f"; the gradient of {gone} has been exactly zero since"
         figures = {}
         for i in order[:6]:
             sizes = own.size[i][np.isfinite(own.size[i])]

@@ -11,11 +11,11 @@ from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import NAMED
 from kedge.rules.recorded.gradient_paths import Given, GradientPaths, PathEnd
 from kedge.rules.recorded.ledger import path_of, remedy_of, uncalled, unreached
-from kedge.rules.recorded.optimizers import events_of, optimizers
+from kedge.rules.recorded.optimizers import events_of, optimizers, trains_in_vain
 from kedge.rules.recorded.roots import by_root, root_of, root_path, within
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_sites
-from kedge.rules.rule import Finding, Lack, Rule
+from kedge.rules.rule import Finding, Lack, Rule, Severity
 from kedge.short_text import counted, listed
 from kedge.sites.site import escape, unescape
 from kedge.store.events import LedgerLine, NoWayBackEvent
@@ -106,6 +106,7 @@ class UnusedParam(Rule):
         - named (6): the most parameters that the message names.
 
     Severity:
+        - error: no parameter of the model got any gradient, and none changed.
         - warning: usually.
         - info: there is no way through a module, which may be meant.
 
@@ -147,6 +148,11 @@ class UnusedParam(Rule):
             and not any(within(path_of(entry), other) for other in paths)
         ]
         for root, entries in by_root(judged, lambda entry: root_of(recording, path_of(entry))):
+            severity: Severity = "warning"
+            if alive.stands_still(root):
+                severity = "error"
+            if root not in alive.roots and trains_in_vain(recording):
+                continue  # NOT-OPTIMIZED says that the optimizer holds the wrong parameters
             for alike in _alike(_silences(recording, root, entries)):
                 silence = alike[0][0]
                 sites = [entry.site for _, silent in alike for entry in silent]
@@ -155,7 +161,8 @@ class UnusedParam(Rule):
                 if again:
                     places = counted(len(again), "other place")
                     says += f"; it ends so at {places}, too: {listed(again, 3)}"
-                yield self._finding(says, silence.evidence(sites, again), silence.remedy)
+                evidence = silence.evidence(sites, again)
+                yield self._finding(says, evidence, silence.remedy, severity)
         for event in events_of(recording, NoWayBackEvent):
             yield self._way(event)
         if optimizers(recording) is None:
@@ -192,18 +199,22 @@ class UnusedParam(Rule):
             if sites and len(sites) < len(own):
                 says = "got gradients, but no optimizer that stepped has it"
                 evidence = UnusedParamEvidence(sites=sites, cause="in no optimizer", of=len(own))
-                yield self._finding(says, evidence, _FORGOTTEN)
+                yield self._finding(says, evidence, _FORGOTTEN, self.severity)
 
     def _often(self, recording: Recording, site: SiteInfo) -> bool:
         return bool((recording.rows(site).level == FULL).sum() >= self.min_samples)
 
     def _finding(
-        self, says: str, evidence: UnusedParamEvidence | CutPathEvidence, remedy: str
+        self,
+        says: str,
+        evidence: UnusedParamEvidence | CutPathEvidence,
+        remedy: str,
+        severity: Severity,
     ) -> Finding:
         sites = evidence.sites
         return Finding(
             code=self.code,
-            severity=self.severity,
+            severity=severity,
             site=sites[0],
             step=-1,
             message=f"{listed(sites, self.named)} {says}.",
@@ -221,11 +232,13 @@ class _Alive:
         recording: The recording.
         moved: The paths of parameters with a recorded gradient, or with an update other than zero.
         roots: The roots with any recorded gradient or update.
+        updated: The roots with an optimizer whose updates are recorded, if only of zero.
     """
 
     recording: Recording
     moved: frozenset[str]
     roots: frozenset[int]
+    updated: frozenset[int]
 
     @classmethod
     def of(cls, recording: Recording) -> _Alive:
@@ -242,9 +255,17 @@ class _Alive:
             if shown[site.id]
         ]
         graded = [site for site in recording.of_kind("out.grad") if there[site.id]]
+        updated = [site for site in recording.of_kind("update") if there[site.id]]
         return cls(
-            recording, frozenset(s.path for s in seen), frozenset(s.root for s in (*seen, *graded))
+            recording,
+            frozenset(s.path for s in seen),
+            frozenset(s.root for s in (*seen, *graded)),
+            frozenset(s.root for s in updated),
         )
+
+    def stands_still(self, root: int) -> bool:
+        """Whether an optimizer stepped with this root, of which nothing got a gradient or moved."""
+        return root in self.updated and root not in self.roots
 
     def judges(self, path: str) -> bool:
         """Whether a parameter without a gradient should have got one: its model is trained, and it never moved."""

@@ -36,6 +36,10 @@ class WeightsShrunkEvidence(Evidence):
     of: int = said("of {} in all")
 
 
+_BEGAN = 0.9
+"""The share of its first size below which a weight has begun to shrink."""
+
+
 @dataclass(frozen=True)
 class WeightsShrunk(Rule):
     """Most weights become next to nothing.
@@ -48,7 +52,8 @@ class WeightsShrunk(Rule):
     Formula:
         The size of a weight (root mean square) is at its last measured step at most left times that
         at its first. Reported if this holds for at least part of the weights of a model that change
-        by training, and that did not begin at zero.
+        by training, and that did not begin at zero, if the model ever got a gradient: without one
+        even a usual decay draws them to zero, and GRAD-ZERO says what is wrong.
 
     Window:
         From the first measured step to the last.
@@ -91,7 +96,8 @@ class WeightsShrunk(Rule):
             last = first_finites(group.size[:, ::-1])
             changes = np.nan_to_num(group.update).max(axis=1, initial=0) > 0
             judged = np.flatnonzero(changes & (first > FROM_ZERO) & np.isfinite(last))
-            if len(group.steps) < self.min_steps or len(judged) < self.least:
+            is_pulled = (group.gradient > 0).any()
+            if len(group.steps) < self.min_steps or len(judged) < self.least or not is_pulled:
                 continue
             shrunk = judged[last[judged] <= self.left * first[judged]]
             if len(shrunk) >= self.part * len(judged):
@@ -116,7 +122,9 @@ class WeightsShrunk(Rule):
         order = sorted(shrunk.tolist(), key=lambda row: last[row] / first[row])
         worst = order[0]
         whole = group.size[worst] >= 0.5 * first[worst]
-        step = int(group.steps[np.flatnonzero(whole)[-1]])
+        half = int(group.steps[np.flatnonzero(whole)[-1]])
+        began = group.size[worst] < _BEGAN * first[worst]
+        step = int(group.steps[np.flatnonzero(began)[0]])
         names = [group.weights[row].param.name for row in order]
         model = names_of(recording, [root])
         return Finding(
@@ -126,7 +134,7 @@ class WeightsShrunk(Rule):
             step=step,
             message=f"{len(shrunk)} of {of} weights of {model} became next to nothing, "
             f"{listed(names, 3)}: {names[0]} went from {first[worst]:.3g} to {last[worst]:.3g} "
-            f"(rms). It had half its size left at step {step}.",
+            f"(rms). It had half its size left at step {half}.",
             evidence=WeightsShrunkEvidence(
                 weights={
                     group.weights[row].param.path: ShrunkWeight(plain(first[row]), plain(last[row]))

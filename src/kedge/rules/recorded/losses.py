@@ -72,6 +72,18 @@ def losses(recording: Recording) -> tuple[Loss, ...]:
     return tuple(made)
 
 
+def wavers(values: Floats, least: int = 20, share: float = 0.05) -> bool:
+    """Whether a loss changes its sign again and again, as that of a policy does, which is no measure of learning.
+
+    Args:
+        values: The loss.
+        least: The number of values that are too few to say.
+        share: Of the steps.
+    """
+    changes = np.count_nonzero(np.diff(np.signbit(values)))
+    return len(values) > least and bool(changes > share * len(values))
+
+
 def noise_of(values: Floats) -> float:
     """Return the standard deviation of a loss around its trend, by the differences between neighbours."""
     return float(_DEVIATION * np.median(np.abs(np.diff(values))) / math.sqrt(2))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kedge.rules.recorded.trained import trained_sites
+from kedge.rules.recorded.trained import recorded_gradients, trained_sites
 from kedge.store.events import (
     LearningRatesEvent,
     NotOptimizedEvent,
@@ -54,6 +54,15 @@ def unheld_parameters(recording: Recording) -> set[str]:
     """Return the paths of the trainable parameters that no optimizer held at the end of the run."""
     events = events_of(recording, NotOptimizedEvent)
     return {path for event in events for path in event.unheld}
+
+
+def trains_in_vain(recording: Recording) -> bool:
+    """Whether parameters that no optimizer holds get gradients, and none that an optimizer holds."""
+    unheld = unheld_parameters(recording)
+    held = (site for site in recorded_gradients(recording) if site.path not in unheld)
+    graded = any(event.graded for event in events_of(recording, NotOptimizedEvent))
+    steps = bool(optimizers(recording)) or has_optimizer(recording)
+    return graded and steps and not any(held)
 
 
 def later_starts(recording: Recording, root: int | None = None) -> list[int]:
@@ -112,14 +121,29 @@ def trained_by(recording: Recording, root: int) -> str:
     return f"{types} with a learning rate of {listed_rates(rates)}"
 
 
-def updater_of(recording: Recording, root: int) -> str:
-    """Return words for what changes the weights of a root: ``the optimizer (Adam)``, ``the program``."""
+def updater_of(recording: Recording, root: int, until: int) -> str:
+    """Return words for what changes the weights of a root: ``the optimizer (Adam)``, ``the program``.
+
+    Args:
+        recording: The recording.
+        root: The root.
+        until: The step up to which a schedule may have raised the learning rate.
+    """
     if 0 <= root < len(recording.roots) and recording.roots[root].by_hand:
         return "the program, which updates them by hand,"
     by = trained_by(recording, root)
-    if by:
-        return f"the optimizer ({by})"
-    return "the optimizer"
+    if not by:
+        return "the optimizer"
+    first = rates_of(recording, root)
+    rates = rates_over_steps(recording, root).highest[recording.steps <= until]
+    highest = float(np.fmax.reduce(rates, initial=0))
+    if first and highest > _RAISED * first[0]:
+        by += f", raised to {highest:.3g} by then"
+    return f"the optimizer ({by})"
+
+
+_RAISED = 1.1
+"""From which multiple of its first value on a learning rate counts as raised."""
 
 
 def listed_rates(rates: Iterable[float]) -> str:

@@ -13,15 +13,15 @@ from kedge.rules.evidence import Evidence, said, unsaid
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.course import Course
 from kedge.rules.recorded.jump_start import JumpStart, jump_start
-from kedge.rules.recorded.losses import losses, whole_steps
+from kedge.rules.recorded.losses import losses, wavers, whole_steps
 from kedge.rules.recorded.optimizers import later_starts
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_roots
 from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import percent
-from kedge.store.events import RowsEvent, RowShare
+from kedge.store.events import RowsEvent, RowShare, SmallBatchEvent
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.rows import Floats
+from kedge.store.rows import Floats, Ints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,9 @@ class Spike(Rule):
         it. The loss is the value on which the program called backward. The norm is taken at the end
         of the backward pass, before the gradients are clipped; of several passes, at the end of the
         last one before the optimizer's step. Steps with fewer or more calls than usual are left
-        out, such as the last step of a GAN, which lacks a part of its losses. The first step of a
+        out, such as the last step of a GAN, which lacks a part of its losses, and those of a batch
+        of at most half of the usual samples, such as the last one of an epoch: one sample is much
+        of its mean. The first step of a
         new optimizer, for example for a new head, starts a new training with a new history.
 
     Severity:
@@ -77,7 +79,9 @@ class Spike(Rule):
           loss of a model of which an untrained copy runs too, such as the target network of
           Q-learning, which is replaced from time to time. And any jump where a loss changes its
           sign in more than wavering of the steps, as that of a policy does: it weighs rewards
-          against their mean, so that it is no measure and its gradients differ widely.
+          against their mean, so that it is no measure and its gradients differ widely. And a jump
+          of the gradient that comes back and that no loss follows, neither in that step nor in the
+          recent ones after it, as with Adam, whose steps it hardly lengthens.
 
     Thresholds:
         - rtol (2), recent (10): those of Lightning's SpikeDetection.
@@ -131,23 +135,29 @@ class Spike(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every loss, and one for the gradient of every root."""
-        known = losses(recording)
+        small = [event.step for event in recording.of(SmallBatchEvent) if _is_small(event)]
+        known = [loss.where(~np.isin(loss.steps, small)) for loss in losses(recording)]
         excuse = ""
-        if any(self._wavers(loss.values) for loss in known):
+        if any(wavers(loss.values, self.min_history, self.wavering) for loss in known):
             excuse = _WAVERING
         for site in recording.of_kind("grad.norm"):
             norms = _norm(recording, site)
+            norms = norms.where(~np.isin(norms.steps, small))
             starts = later_starts(recording, site.root)
-            found = _in_each(norms, starts, self._jumps)
-            findings = self._finding(
-                recording, norms, found, f"The norm of the gradients ({site.site})"
-            )
-            yield from (_excused(finding, excuse) for finding in findings)
+            found = list(_in_each(norms, starts, self._jumps))
+            is_unheard = self._is_unheard(norms.steps[found], known)
+            what = f"The norm of the gradients ({site.site})"
+            for finding in self._finding(recording, norms, found, what):
+                why = excuse
+                is_past = isinstance(finding.evidence, SpikeEvidence) and finding.evidence.came_back
+                if not excuse and is_unheard and is_past:
+                    why = _UNHEARD
+                yield _excused(finding, why)
         if has_moving_goal(recording, len(known)):
             excuse = _MOVING
         for loss in known:
-            found = _in_each(loss, later_starts(recording), self._losses)
-            findings = self._finding(recording, loss, found, f"The loss ({loss.site.site})")
+            jumps = _in_each(loss, later_starts(recording), self._losses)
+            findings = self._finding(recording, loss, jumps, f"The loss ({loss.site.site})")
             yield from (_excused(finding, excuse) for finding in findings)
 
     def lacking(self, recording: Recording) -> Lack | None:
@@ -159,11 +169,17 @@ class Spike(Rule):
             return None
         return too_few(self.code, max(known), self.min_history + 1, "steps with a loss")
 
-    def _wavers(self, values: Floats) -> bool:
-        """Whether a loss changes its sign again and again."""
-        changes = np.count_nonzero(np.diff(np.signbit(values)))
-        is_long = len(values) > self.min_history
-        return is_long and bool(changes > self.wavering * len(values))
+    def _is_unheard(self, jumps: Ints, known: Sequence[Course]) -> bool:
+        """Whether no loss rises where the gradient jumps, nor in the steps after that."""
+        for loss in known:
+            for at in np.searchsorted(loss.steps, jumps).tolist():
+                before = loss.values[max(0, at - self.recent) : at]
+                after = loss.values[at + 1 : at + 1 + self.recent]
+                if len(before) < self.recent or len(after) < self.recent:
+                    return False
+                if max(loss.values[at], after.mean()) > before.max():
+                    return False
+        return bool(known)
 
     def _losses(self, values: Floats) -> Iterator[int]:
         if len(values) <= self.min_history:
@@ -264,6 +280,11 @@ class Spike(Rule):
         return jump_start(recording, roots, steps, backward=is_norm)
 
 
+def _is_small(event: SmallBatchEvent) -> bool:
+    """Whether a batch has at most half of the usual samples, so that its mean scatters more."""
+    return 0 < 2 * event.samples <= event.usual
+
+
 def _rows_of(recording: Recording, course: Course, step: int) -> RowsEvent | None:
     """Return what the lines of a step have shown of the rows of its loss; None if they did not run again."""
     for event in recording.of(RowsEvent):
@@ -305,6 +326,7 @@ _WAVERING = (
     " The loss changes its sign again and again, as that of a policy does, so this may not be a "
     "fault."
 )
+_UNHEARD = " The loss went on as before, so it seems to have done no harm."
 _MOVING = " Its goal moves as other models are trained, so this may not be a fault."
 
 

@@ -78,6 +78,7 @@ class TrainMode(Rule):
     name = "the model is evaluated as in training"
     severity = "warning"
     of_training = True
+    follows = "NOT-OPTIMIZED:outside"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding of each kind for every root."""

@@ -13,7 +13,7 @@ view made of them was meant. A second difference has targets of its own, for eac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -24,6 +24,10 @@ from kedge.torch_internals.autograd_nodes import shape_of_output
 
 _NEAR = 8
 """Most operations between a loss and the one that spreads its operand."""
+_MOST_TERMS = 24
+"""Most operations of the sum that a loss may be."""
+_SUMS = frozenset(("add", "div", "mul", "neg", "rsub", "sub"))
+"""Operations on numbers of which a loss of several terms is made."""
 _PAIRS = frozenset(("sub", "rsub", "expand"))
 """Operations in which a difference spreads its operands; PyTorch's losses expand them first."""
 _PRODUCTS = frozenset(("mul", "div"))
@@ -39,12 +43,13 @@ _DIFFERENCES = frozenset(
 """What a loss makes of differences."""
 _COLUMNS = frozenset(
     (
-        *("addmm", "addmv", "convolution", "elu", "exp", "gelu", "hardtanh", "leaky_relu"),
-        *("linear", "mm", "mv", "native_dropout", "relu", "reshape_alias", "sigmoid"),
-        *("silu", "slice", "softplus", "squeeze", "tanh", "unsafe_view", "view"),
+        *("add", "addmm", "addmv", "convolution", "div", "elu", "exp", "gather", "gelu"),
+        *("hardtanh", "index", "leaky_relu", "linear", "mm", "mul", "mv", "native_dropout"),
+        *("relu", "reshape_alias", "select", "sigmoid", "silu", "slice", "softplus", "squeeze"),
+        *("sum", "tanh", "unsafe_view", "view"),
     )
 )
-"""Operations that leave predictions: layers, activations, and what takes dimensions away."""
+"""Operations that leave predictions: layers, activations, their scale and shift, a choice or a product of outputs."""
 
 _VIEWS = frozenset(("reshape_alias", "squeeze", "unsafe_view", "view"))
 """Those of them that may have made a column of what was none."""
@@ -62,15 +67,31 @@ def broadcast_in(losses: Sequence[Tensor]) -> Broadcast | None:
     See Note [A square by mistake].
     """
     for loss in losses:
-        node = loss.grad_fn
-        for _ in range(_NEAR):
-            if node is None:
-                break
-            found = _spread(node)
-            if found is not None:
-                return found
-            node = _behind(node)
+        for term in _terms(loss.grad_fn):
+            node: Node | None = term
+            for _ in range(_NEAR):
+                if node is None:
+                    break
+                found = _spread(node)
+                if found is not None:
+                    return found
+                node = _behind(node)
     return None
+
+
+def _terms(loss: Node | None) -> Iterator[Node]:
+    """Yield the terms that a loss is the weighted sum of; itself, if it is none."""
+    waiting = [loss]
+    for _ in range(_MOST_TERMS):
+        node = next(iter(waiting), None)
+        if node is None:
+            return
+        operands = [before for before, _ in node.next_functions if before is not None]
+        del waiting[0]
+        if plain_name(node.name()) in _SUMS and shape_of_output(node) == ():
+            waiting += operands
+        else:
+            yield node
 
 
 def _behind(node: Node) -> Node | None:
@@ -111,8 +132,10 @@ def _spread(node: Node) -> Broadcast | None:
 
 
 def _is_made_on_purpose(maker: Node, given: tuple[int, ...]) -> bool:
-    """Whether a view made a column of a row, or a row of the outputs for one sample."""
+    """Whether the program has added a dimension, or made a column of a row, or a row of the outputs for one sample."""
     before, number = next(iter(maker.next_functions), (None, 0))
+    if before is not None and plain_name(before.name()) == "unsqueeze":
+        return True
     if before is None or plain_name(maker.name()) not in _VIEWS:
         return False
     shape = shape_of_output(before, number)

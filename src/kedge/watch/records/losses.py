@@ -26,6 +26,7 @@ from kedge.store.events import (
     OperationLine,
     ProducerEvent,
     RunEvent,
+    SmallBatchEvent,
 )
 from kedge.torch_internals import modes
 from kedge.torch_internals.autograd_nodes import is_leaf, shape_of_output
@@ -92,6 +93,7 @@ class Losses:
         self.recorded = -1
         self.scale: Tensor | None = None
         self._jumps: dict[str, LossJumps] = {}
+        self._samples: dict[str, int] = {}
         self.has_jumped = False
         self.last: tuple[Tensor | float, ...] = ()
 
@@ -116,6 +118,7 @@ class Losses:
             seats = self.meter.sites.seats
             for output, through in without_a_way_back(began.tensors, seats.values()):
                 notes.append(NoWayBackEvent(step=step, site=output, through=through))
+            self._samples[path] = _samples_of(first)
             _, operation = operation_of(first)
             self.described[path] = {"operation": operation, "source": as_json(_source(began))}
             notes.append(
@@ -148,7 +151,7 @@ class Losses:
             else:
                 self.last = (*self.last, number)
             bad |= self.curves.add_value(step, seat.id, number, measured=measured)
-            self._note_jump(path, number)
+            notes += self._note_jump(path, first, number, step)
         self.bad |= bad
 
         if not first.is_cpu and (has_learned or changed or path not in self._able):
@@ -201,20 +204,32 @@ class Losses:
             self.last = (number,)
             self.curves.add_value(step, self._seats[path], number, measured=False)
             self.recorded = step
+            return self._note_jump(path, loss, number, step)
         return []
 
     def forget_last(self) -> None:
         """Forget the losses of the last backward pass, as there was another one, whose are not read."""
         self.last = ()
 
-    def _note_jump(self, path: str, number: Tensor | float) -> None:
-        """Notice whether a loss has jumped far above its last ones; those on devices are not read."""
+    def _note_jump(
+        self, path: str, loss: Tensor, number: Tensor | float, step: int
+    ) -> list[RunEvent]:
+        """Notice whether a loss has jumped far above its last ones; those on devices are not read.
+
+        Returns:
+            An event if it did so in a smaller batch than the first.
+        """
         self.has_jumped = False
-        if type(number) is float and isfinite(number):
-            jumps = self._jumps.get(path)
-            if jumps is None:
-                jumps = self._jumps[path] = LossJumps()
-            self.has_jumped = jumps.add(number)
+        if type(number) is not float or not isfinite(number):
+            return []
+        jumps = self._jumps.get(path)
+        if jumps is None:
+            jumps = self._jumps[path] = LossJumps()
+        self.has_jumped = jumps.add(number)
+        usual = self._samples.get(path, 0)
+        if not self.has_jumped or usual <= (samples := _samples_of(loss)):
+            return []
+        return [SmallBatchEvent(step=step, loss=path, samples=samples, usual=usual)]
 
     def late(self, news: Sequence[Arrived]) -> list[RunEvent]:
         """Note what arrived late from devices: losses that were not finite, or gradients of finite ones.
@@ -311,6 +326,15 @@ def _source(began: BackwardStart) -> SourceLine | None:
     if began.frame is None:
         return None
     return source_of(began.frame)
+
+
+def _samples_of(loss: Tensor) -> int:
+    """Return the first size of what a loss was made of, which is that of its batch as a rule; 0 if it is not known."""
+    for node in chain_of(loss.grad_fn):
+        shape = shape_of_output(node)
+        if shape:
+            return shape[0]
+    return 0
 
 
 def chain_of(node: Node | None) -> Iterator[Node]:

@@ -73,6 +73,8 @@ FINITE_OF_FINITE = (
     "index",
     "index_select",
     "leaky_relu",
+    "maximum",
+    "minimum",
     "relu",
     "select",
     "sigmoid",

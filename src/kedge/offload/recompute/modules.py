@@ -142,6 +142,10 @@ class RecomputedModules:
 
     def begin_forward(self) -> None:
         """Called when the model is called."""
+        calls = self._thread.open
+        if calls.called:
+            # The pair of an interrupted call would take what modules save that are not named.
+            calls.forget_interrupted(begun=True)
         if torch.is_grad_enabled() and not in_backward():
             self._forwards += 1
             self._thread.random = None
@@ -211,6 +215,7 @@ class RecomputedModules:
             whole=call.proven,
             see=call.see,
             explained=call.explained,
+            written=call.written,
         )
         asleep = self._put_to_sleep(module)
         calls.begin(module, _Run(id(around), call, checkpoint, planned, asleep))

@@ -372,6 +372,31 @@ def test_a_backward_inside_of_the_forward() -> None:
             return x + force
 
     check(lambda: nn.Sequential(nn.Linear(SIZE, SIZE), Force(), Force()), "[12]")
+    # A second run of the module around it ends where this one begins.
+    make = lambda: nn.Sequential(nn.Sequential(nn.Linear(SIZE, SIZE), Force()))
+    check(make, "0, 0.1", steps=4)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def test_modes_that_the_call_changes_for_a_while() -> None:
+    """A second run that stops in between does not leave them so."""
+
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(SIZE)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.norm.eval()
+            y: Tensor = self.norm(x)
+            self.norm.train()
+            return y
+
+    model = nn.Sequential(nn.Linear(SIZE, SIZE), Frozen())
+    with kedge.offload(model, recompute="1", min_bytes=0):
+        for _ in range(4):
+            model(x_of()).square().sum().backward()
+            assert model[1].norm.training
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

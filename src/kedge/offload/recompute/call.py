@@ -203,8 +203,8 @@ class RecomputedCall:
         """Return the error to raise for a tensor that the call changes in place after an operation has saved it."""
         return RecomputedWrong(
             f'recompute="{self.path}": the call of this {type(self.module).__name__} saves a tensor '
-            "for its backward, and changes it in place later; autograd refuses that without "
-            "recompute=, too, as the gradient would be wrong; change a copy instead"
+            "for its backward, and changes it in place later, so the gradient would be wrong; "
+            "change a copy instead, or leave the module out of recompute="
         )
 
 

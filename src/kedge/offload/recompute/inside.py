@@ -158,6 +158,7 @@ class OwnState:
         "_children",
         "_generators",
         "_module",
+        "_training",
         "_type",
         "parameters",
         "told",
@@ -166,6 +167,7 @@ class OwnState:
     def __init__(self, module: nn.Module, notes: past.PastNotes) -> None:
         self._module = module
         self._type = type(module)
+        self._training = is_training(module)
         self._children = dict(own_children(module))
         self.parameters = dict(own_parameters(module))
         self._buffers = dict(own_buffers(module))
@@ -219,6 +221,8 @@ class OwnState:
                 table.clear()
                 table.update(before)
 
+        if is_training(module) is not self._training:
+            module.training = self._training
         own = vars(module)
         for name in own.keys() - self._attributes.keys() - _OF_MODULE:
             del own[name]

@@ -180,18 +180,18 @@ class RecomputedModules:
             return
         if calls.called:
             calls.forget_interrupted()
+        # Already here: PyTorch ends this call also if a second run around it stops below.
+        calls.begin(module, None)
         if not self._applies() or id(around) in _frames.taken:
-            calls.begin(module, None)
             return
         inputs = CallInputs(args, kwargs)
         if not all(map(has_data, inputs.tensors)):
-            calls.begin(module, None)
             return
 
         planned = self._planned(named.path)
         if planned is not None and not planned.again:
             planned.begin()
-            calls.begin(module, _Run(id(around), None, planned=planned))
+            calls.notes[-1] = _Run(id(around), None, planned=planned)
             return
         with own_work():
             thread.random = RandomState(thread.random)
@@ -218,7 +218,7 @@ class RecomputedModules:
             written=call.written,
         )
         asleep = self._put_to_sleep(module)
-        calls.begin(module, _Run(id(around), call, checkpoint, planned, asleep))
+        calls.notes[-1] = _Run(id(around), call, checkpoint, planned, asleep)
         _frames.taken.add(id(around))
         if planned is not None:
             planned.begin()

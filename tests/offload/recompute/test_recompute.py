@@ -375,6 +375,12 @@ def test_a_backward_inside_of_the_forward() -> None:
     # A second run of the module around it ends where this one begins.
     make = lambda: nn.Sequential(nn.Sequential(nn.Linear(SIZE, SIZE), Force()))
     check(make, "0, 0.1", steps=4)
+
+    def step(model: nn.Module) -> None:
+        with kedge.offload(model, recompute="0.1", min_bytes=0):
+            plain_step(model)
+
+    check(make, "0, 0.1", step, steps=4)
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 

@@ -425,17 +425,17 @@ class _RecomputedTensors(weakref.WeakKeyDictionary[Any, Tensor]):
         super().__init__()
         self.read = False
         self._written = written
-        self._versions: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._versions: dict[int, int] = {}  # by the ids of the handles
 
     def __setitem__(self, handle: Any, value: Tensor) -> None:
         """Note a tensor that is saved."""
         super().__setitem__(handle, value)
-        self._versions[handle] = version_of(value)
+        self._versions[id(handle)] = version_of(value)
 
     def __getitem__(self, handle: Any) -> Tensor:
         """Return a tensor, which is as it was saved."""
         value = super().__getitem__(handle)
-        if self.read and version_of(value) != self._versions[handle]:
+        if self.read and version_of(value) != self._versions[id(handle)]:
             raise self._written()
         return value
 

@@ -86,3 +86,18 @@ def test_entries_hold_both_states() -> None:
     expected = draw()
     set_random_state(entries)
     assert draw() == expected
+
+
+def test_the_number_left_over_is_a_part_of_the_state() -> None:
+    """Two states with the same words differ if one still has the second number of a pair."""
+    np.random.seed(1)
+    np.random.randn()
+    with_one = RandomState()
+    np.random.randn()
+    present = RandomState(with_one)
+    following = draw()
+    present.restore(RandomState(present))
+
+    with_one.restore(present)
+    present.restore(RandomState(present))
+    assert draw() == following

@@ -24,6 +24,11 @@ of its own checkpoints.
 a pre-hook begins the checkpoint, and a forward hook ends it. PyTorch has a generator for that, with
 which `torch.distributed` does the same. It is suspended while the module runs, so its code is not
 among the frames; the frame of the module's call stands for it.
+
+# Note [Changed within the recompute]
+Without saved-tensor hooks, autograd refuses a saved tensor that was changed in place since. A
+checkpoint does not look, and gives the gradient of the changed tensor. So the tensors that a
+recompute saves are noted with their versions, which are compared when autograd reads them.
 """
 
 from __future__ import annotations
@@ -31,7 +36,9 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import methodcaller
 from types import FrameType
 from typing import Any, NamedTuple
@@ -44,6 +51,7 @@ from kedge.calls.closure import content
 from kedge.torch_internals.corners import find
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.saved_hooks import top_hooks
+from kedge.torch_internals.tensors import version_of
 
 _PRUNE = 256
 _Frame: Any = getattr(checkpoint, "_CheckpointFrame", None)
@@ -345,6 +353,8 @@ class BegunCheckpoint:
         see: Called with each tensor that is saved in the forward, and so is not kept.
         explained: Returns the error to raise in place of one that the recompute raises before
             `run` begins, or after it has ended.
+        written: Returns the error to raise for a recomputed tensor that the recompute has changed
+            since it was saved.
     """
 
     __slots__ = ("_around", "_frame", "_generator", "_metadata")
@@ -358,6 +368,7 @@ class BegunCheckpoint:
         whole: bool,
         see: Callable[[Tensor], None],
         explained: Callable[[RuntimeError], RuntimeError],
+        written: Callable[[], RuntimeError],
     ) -> None:
         begin = find(_GENERATOR)
         self._generator = begin(
@@ -376,6 +387,7 @@ class BegunCheckpoint:
 
         frame.metadata_fn = seen
         _explain_errors(frame, explained)
+        frame.recomputed = defaultdict(partial(_RecomputedTensors, written))
         self._around = id(around)
         _thread.begun.setdefault(self._around, []).append(frame)
 
@@ -399,6 +411,35 @@ class BegunCheckpoint:
         self._frame = self._metadata = None
 
 
+class _RecomputedTensors(weakref.WeakKeyDictionary[Any, Tensor]):
+    """The tensors that one recompute has saved; see Note [Changed within the recompute].
+
+    Args:
+        written: Returns the error for one that was changed.
+
+    Attributes:
+        read: Whether autograd reads them now; before, PyTorch compares their shapes.
+    """
+
+    def __init__(self, written: Callable[[], RuntimeError]) -> None:
+        super().__init__()
+        self.read = False
+        self._written = written
+        self._versions: dict[int, int] = {}  # by the ids of the handles
+
+    def __setitem__(self, handle: Any, value: Tensor) -> None:
+        """Note a tensor that is saved."""
+        super().__setitem__(handle, value)
+        self._versions[id(handle)] = version_of(value)
+
+    def __getitem__(self, handle: Any) -> Tensor:
+        """Return a tensor, which is as it was saved."""
+        value = super().__getitem__(handle)
+        if self.read and version_of(value) != self._versions[id(handle)]:
+            raise self._written()
+        return value
+
+
 def _explain_errors(frame: Any, explained: Callable[[RuntimeError], RuntimeError]) -> None:
     """Replace the errors of a checkpoint whose inputs cannot be read, or that recomputed other tensors."""
     there = weakref.ref(frame)  # the frame must not hold itself
@@ -412,12 +453,16 @@ def _explaining(
     explained: Callable[[RuntimeError], RuntimeError],
 ) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
+        frame = there()
         try:
-            return method(there(), *args)
+            found = method(frame, *args)
         except RuntimeError as error:
             instead = explained(error)
             if instead is error:
                 raise
             raise instead from error
+        for gid in args:  # none for `get_inputs`
+            frame.recomputed[gid].read = True
+        return found
 
     return call

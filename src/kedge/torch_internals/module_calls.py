@@ -74,6 +74,21 @@ def has_raised(module: nn.Module) -> bool:
     return caught.tb_frame.f_locals["self"] is module
 
 
+def raised_from(frame: int) -> bool:
+    """Whether the error that is handled has passed through a frame of a module's call, given the frame's id.
+
+    For forward hooks that run while their module's call handles its error: the outermost frames of
+    the error are those of that call.
+    """
+    error = sys.exception()
+    passed = None if error is None else error.__traceback__
+    while passed is not None and id(passed.tb_frame.f_code) in CALLS:
+        if id(passed.tb_frame) == frame:
+            return True
+        passed = passed.tb_next
+    return False
+
+
 def inside(code: CodeType | None, name: str) -> Iterator[int]:
     """Yield the ids of the code of a function defined inside another."""
     for constant in getattr(code, "co_consts", ()):

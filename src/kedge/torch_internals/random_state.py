@@ -4,10 +4,10 @@
 NumPy takes 40 microseconds to tell the state of its generator, which a call of a module that is run
 again asks for three times, while as a rule nothing is drawn in between. The generator's memory,
 whose address NumPy shows, is read in less than one. The words there are compared with a state that
-NumPy told, and the same words later are the same state, if no number was left over: ``randn`` draws
-two, and returns the second one later without a change of any word. Only a program that sets the
-generator back itself can then draw other numbers from it and come to the same words, with one left
-over; so a state is known within one forward, or from a forward to its second run, and no longer.
+NumPy told. They are not all of it: ``randn`` draws two numbers, and returns the second one later
+without a change of any word. NumPy keeps that one in the object whose methods the functions of
+`numpy.random` are, in a place that another object of the class shows: there the bytes change when
+its state is set. Without such a place no state is known by its words.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from __future__ import annotations
 import ctypes
 import pickle
 import random
+import struct
 import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,8 @@ import numpy as np
 _TWISTER = "MT19937"
 _WORDS = 624
 """The words of a Mersenne twister; the number of those that are used up follows them."""
+_DOUBLE = 8
+"""The bytes of a number."""
 
 
 class RandomState:
@@ -75,7 +79,7 @@ class _NumpyState:
         if self._words is not None:
             twister = self.state["state"]
             told = twister["key"].tobytes() + twister["pos"].to_bytes(4, sys.byteorder)
-            if self.state["has_gauss"] or self._words != told:
+            if self._words != told + _left_over(self.state["has_gauss"], self.state["gauss"]):
                 self._words = None
 
     def is_in_force(self) -> bool:
@@ -98,13 +102,47 @@ class _NumpyState:
 
 
 def _words() -> bytes | None:
-    """Return the memory of NumPy's generator; None if it is no Mersenne twister."""
+    """Return the memory of NumPy's generator, and the number left over; None if it is no Mersenne twister."""
     generator: Any = None
     if hasattr(np.random, "get_bit_generator"):
         generator = np.random.get_bit_generator()
     if type(generator).__name__ != _TWISTER:
         return None
-    return ctypes.string_at(generator.ctypes.state_address, 4 * (_WORDS + 1))
+    drawing = getattr(np.random.get_state, "__self__", None)
+    place = _place_of_left_over()
+    if place is None or type(drawing) is not np.random.RandomState:
+        return None
+    words = ctypes.string_at(generator.ctypes.state_address, 4 * (_WORDS + 1))
+    has_one, number = place
+    kept = ctypes.string_at(id(drawing) + has_one, 1)
+    return words + kept + ctypes.string_at(id(drawing) + number, _DOUBLE)
+
+
+def _left_over(has_one: int, number: float) -> bytes:
+    """Return how NumPy keeps the number that is left over, or none."""
+    return bytes([has_one]) + struct.pack("d", number)
+
+
+@cache
+def _place_of_left_over() -> tuple[int, int] | None:
+    """Return where objects of NumPy keep whether a number is left over, and that number; None if it is not seen."""
+    drawing = np.random.RandomState(0)
+    number = bytes(range(1, _DOUBLE + 1))  # no byte of it is that of 0.0
+    (left_over,) = struct.unpack("d", number)
+    name, key, position, *_ = drawing.get_state()
+    memory = []
+    for state in ((0, 0.0), (1, left_over)):
+        drawing.set_state((name, key, position, *state))
+        memory.append(ctypes.string_at(id(drawing), np.random.RandomState.__basicsize__))
+    without, with_one = memory
+    changed = [at for at, byte in enumerate(without) if byte != with_one[at]]
+    place = with_one.find(number)
+    flags = [at for at in changed if not place <= at < place + _DOUBLE]
+    if place < 0 or len(flags) != 1 or len(changed) != 1 + _DOUBLE:
+        return None
+    if (without[flags[0]], with_one[flags[0]]) != (0, 1):
+        return None
+    return flags[0], place
 
 
 def set_random_state(entries: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ import gc
 import pickle
 import random
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -332,7 +333,8 @@ def test_an_interrupt_in_the_forward() -> None:
             y: Tensor = self.inner(x)
             return y
 
-    check(lambda: nn.Sequential(Residual(), Around()), "[01], 1.inner", step)
+    for recompute in ("[01], 1.inner", "1", "1.inner"):  # what comes first is named, or is not
+        check(lambda: nn.Sequential(Residual(), Around()), recompute, step)
 
     model = nn.Sequential(Residual(), Around())
     with pytest.raises(KeyboardInterrupt), kedge.offload(model, recompute="[01], 1.inner"):
@@ -370,6 +372,37 @@ def test_a_backward_inside_of_the_forward() -> None:
             return x + force
 
     check(lambda: nn.Sequential(nn.Linear(SIZE, SIZE), Force(), Force()), "[12]")
+    # A second run of the module around it ends where this one begins.
+    make = lambda: nn.Sequential(nn.Sequential(nn.Linear(SIZE, SIZE), Force()))
+    check(make, "0, 0.1", steps=4)
+
+    def step(model: nn.Module) -> None:
+        with kedge.offload(model, recompute="0.1", min_bytes=0):
+            plain_step(model)
+
+    check(make, "0, 0.1", step, steps=4)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def test_modes_that_the_call_changes_for_a_while() -> None:
+    """A second run that stops in between does not leave them so."""
+
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(SIZE)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.norm.eval()
+            y: Tensor = self.norm(x)
+            self.norm.train()
+            return y
+
+    model = nn.Sequential(nn.Linear(SIZE, SIZE), Frozen())
+    with kedge.offload(model, recompute="1", min_bytes=0):
+        for _ in range(4):
+            model(x_of()).square().sum().backward()
+            assert model[1].norm.training
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -525,6 +558,63 @@ def test_nothing_is_held_longer_than_its_graph() -> None:
         assert sum(type(each) is RecomputedCall for each in gc.get_objects()) <= 2
     finally:
         gc.enable()
+
+
+class Slotted:
+    """Holds a tensor where it is not looked for."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize("hold", [Slotted, lambda value: lambda: value, lambda value: (value,)])
+def test_what_a_module_holds_is_not_held_longer(hold: Callable[[Tensor], Any]) -> None:
+    """The offload knows a module from call to call, and holds no tensor of earlier calls."""
+
+    class Holds(Residual):
+        held: Any = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.held = hold(x)
+            return super().forward(x)
+
+    alive: list[weakref.ref[Tensor]] = []
+    model = nn.Sequential(Residual(), Holds())
+    with kedge.offload(model, recompute="1", min_bytes=0):
+        for _ in range(4):
+            h = model[0](x_of())
+            alive.append(weakref.ref(h))
+            model[1](h).sum().backward()
+    del h
+    assert [each() is not None for each in alive] == [False, False, False, True]
+
+
+def test_parameters_of_a_functional_call_are_not_held() -> None:
+    """They may lead to the graph of an inner step of an optimizer."""
+    model = nn.Sequential(nn.Linear(SIZE, SIZE), Residual())
+    with kedge.offload(model, recompute="1", min_bytes=0):
+        adapted = {name: param * 2 for name, param in model.named_parameters()}
+        torch.func.functional_call(model, adapted, (x_of(),)).sum().backward()
+        alive = [weakref.ref(each) for each in adapted.values()]
+        del adapted
+        assert not any(each() is not None for each in alive)
+
+
+def test_a_normal_number_that_numpy_had_left_over() -> None:
+    """NumPy draws two, and returns the second one later: here between forward and backward."""
+
+    def step(model: nn.Module) -> None:
+        np.random.randn()  # noqa: NPY002
+        loss = model(x_of()).sum()
+        np.random.randn()  # noqa: NPY002
+        loss.backward()
+        found.append(np.random.randn())  # noqa: NPY002
+
+    found: list[float] = []
+    check(blocks, "[0-2]", step)
+    assert found[:3] == found[3:]
 
 
 def test_two_offloads_that_name_one_module() -> None:

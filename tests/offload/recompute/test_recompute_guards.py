@@ -35,6 +35,12 @@ def given_other_memory(model: Any) -> None:
     model[1].up.weight.data = model[1].up.weight.data * 2
 
 
+def hooks_replaced(model: Any) -> None:
+    """Clear a table of hooks, Kedge's among them, and add one."""
+    model[1].up._forward_hooks.clear()
+    model[1].up.register_forward_hook(lambda _m, _a, out: out * 2)
+
+
 class Tabled(Residual):
     """Reads a buffer, which it does not save."""
 
@@ -45,6 +51,14 @@ class Tabled(Residual):
     def forward(self, x: Tensor) -> Tensor:
         """Add it."""
         return super().forward(x + self.table)
+
+
+class Doubled(Tabled):
+    """The same module with another forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give another output."""
+        return super().forward(x * 2)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +74,8 @@ class Tabled(Residual):
             lambda model: model[1].up.register_forward_hook(lambda _m, _a, out: out * 2),
             '"1.up" had other forward hooks',
         ),
+        (hooks_replaced, '"1.up" had other forward hooks'),
+        (lambda model: setattr(model[1], "__class__", Doubled), '"1" was of another class'),
         (lambda model: model[1].up.weight.requires_grad_(False), "saved other tensors"),
     ],
 )
@@ -150,6 +166,35 @@ def test_inputs_changed_in_place(block: Callable[[], nn.Module]) -> None:
             ),
         )
         assert_same(bare, found)
+
+
+class Overwrites(nn.Module):
+    """Changes a tensor in place that its own backward needs."""
+
+    def __init__(self, *, read: bool) -> None:
+        super().__init__()
+        self.read = read
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add to the output of a ReLU; without `read` nothing depends on that ReLU."""
+        y = torch.relu(x)
+        y.detach().add_(1)
+        if self.read:
+            x = y
+        return torch.sin(x)
+
+
+def test_a_tensor_that_the_call_changes_after_it_was_saved() -> None:
+    """Autograd refuses it in the bare program; what no backward reads may change in both."""
+    model = nn.Sequential(nn.Linear(SIZE, SIZE), Overwrites(read=True))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        model(x_of()).sum().backward()
+    with kedge.offload(model, recompute="1", min_bytes=0):
+        for _ in range(3):
+            with pytest.raises(RecomputedWrong, match='"1": the call of this Overwrites saves'):
+                model(x_of()).sum().backward()
+
+    check(lambda: nn.Sequential(nn.Linear(SIZE, SIZE), Overwrites(read=False)), "1")
 
 
 class Unsteady(nn.Module):

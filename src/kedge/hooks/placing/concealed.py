@@ -140,7 +140,7 @@ def hooks_of_program(table: Mapping[int, Any]) -> list[Any]:
     hidden = _hidden_in(table)
     if hidden is None:
         return list(table.values())
-    if len(hidden.keys) == len(table):  # nearly always
+    if all(key in hidden.keys for key in table):  # nearly always
         return []
     return list(hidden.values())
 

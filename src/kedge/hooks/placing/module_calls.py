@@ -112,12 +112,18 @@ class OpenCalls(Generic[T]):
         del self.notes[at:]
         return there_were
 
-    def forget_interrupted(self) -> bool:
+    def forget_interrupted(self, *, begun: bool = False) -> bool:
         """Remove calls that an interrupt has ended, which no running frame has.
 
         For use when a module is called.
+
+        Args:
+            begun: Whether that call has been added, if it is followed.
         """
-        around = iter(running()[:-1])  # the last is the call that begins
+        frames = running()
+        if not begun:
+            del frames[-1]  # the call that begins
+        around = iter(frames)
         alive = 0
         for called in self.called:
             if not any(one is called for one in around):

@@ -199,6 +199,14 @@ class RecomputedCall:
             "tensors that are moved, as with to=kedge.Disk(), may be changed"
         )
 
+    def written(self) -> RuntimeError:
+        """Return the error to raise for a tensor that the call changes in place after an operation has saved it."""
+        return RecomputedWrong(
+            f'recompute="{self.path}": the call of this {type(self.module).__name__} saves a tensor '
+            "for its backward, and changes it in place later, so the gradient would be wrong; "
+            "change a copy instead, or leave the module out of recompute="
+        )
+
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
     """Return the bytes of each storage of some tensors, by its number."""

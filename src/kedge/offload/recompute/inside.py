@@ -12,10 +12,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from kedge import native
 from kedge.hooks.placing.concealed import hooks_of_program
@@ -35,6 +37,10 @@ from kedge.torch_internals.torchscript import is_training
 _OF_MODULE = frozenset(vars(nn.Module()))
 """The attributes that every module has: its tables and its mode."""
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+_LASTING = (
+    *(bool, int, float, complex, str, bytes, type, nn.Module),
+    *(torch.dtype, torch.device, torch.layout, torch.Size),
+)
 
 
 class PlacedTensor(NamedTuple):
@@ -138,8 +144,8 @@ class OwnState:
     Attributes:
         parameters: Its parameters, by name.
         told: Whether each change of it shows as another object in its place, and nothing of it is
-            better not held: there is no list, dict or object whose content counts, and no tensor
-            among the attributes, whose memory the module may drop.
+            better not held: no tensor has a graph, and the attributes are of kinds without content
+            that changes, or that leads to tensors.
     """
 
     __slots__ = (
@@ -148,6 +154,7 @@ class OwnState:
         "_children",
         "_generators",
         "_module",
+        "_training",
         "_type",
         "parameters",
         "told",
@@ -156,10 +163,12 @@ class OwnState:
     def __init__(self, module: nn.Module, notes: past.PastNotes) -> None:
         self._module = module
         self._type = type(module)
+        self._training = is_training(module)
         self._children = dict(own_children(module))
         self.parameters = dict(own_parameters(module))
         self._buffers = dict(own_buffers(module))
-        self.told = not is_replica(module)
+        placed = chain(self.parameters.values(), self._buffers.values())
+        self.told = not is_replica(module) and not any(map(_has_graph, placed))
         self._attributes: dict[str, Any] = {}
         self._generators: list[tuple[torch.Generator, Tensor]] = []
         for name, value in vars(module).items():
@@ -168,8 +177,7 @@ class OwnState:
             noted = self._attributes[name] = notes.note(value)
             if isinstance(value, torch.Generator):
                 self._generators.append((value, value.get_state()))
-            if noted is not value or isinstance(value, (torch.Generator, Tensor)):
-                self.told = False
+            self.told = self.told and noted is value and _is_lasting(value)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the buffers and the tensors among the attributes, with their names."""
@@ -179,6 +187,10 @@ class OwnState:
                     yield name, held
                 elif isinstance(held, past.PastTensor):
                     yield name, held.alias
+
+    def has_kind(self, module: nn.Module) -> bool:
+        """Whether a module has the class of this one, which a lazy module replaces in its first call."""
+        return type(module) is self._type or issubclass(self._type, LazyModuleMixin)
 
     def has_any(self, copies: Mapping[int, Tensor]) -> bool:
         """Whether a copy is to be put in place of one of its buffers, given the copies by the buffers' ids."""
@@ -205,6 +217,8 @@ class OwnState:
                 table.clear()
                 table.update(before)
 
+        if is_training(module) is not self._training:
+            module.training = self._training
         own = vars(module)
         for name in own.keys() - self._attributes.keys() - _OF_MODULE:
             del own[name]
@@ -215,6 +229,21 @@ class OwnState:
                 own[name] = wanted
         for generator, state in self._generators:
             generator.set_state(state)
+
+
+def _has_graph(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.grad_fn is not None
+
+
+def _is_lasting(value: Any) -> bool:
+    """Whether a value has no content that changes, and leads to no tensors that are not a module's."""
+    if type(value) is tuple:
+        return all(map(_is_lasting, value))
+    if isinstance(value, FunctionType):
+        return value.__closure__ is None and not value.__defaults__ and not value.__kwdefaults__
+    if isinstance(value, BuiltinFunctionType):
+        return not isinstance(value.__self__, Tensor)
+    return value is None or isinstance(value, _LASTING)
 
 
 def hooks_of(module: nn.Module) -> list[Any]:

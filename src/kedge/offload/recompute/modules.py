@@ -36,7 +36,7 @@ from kedge.offload.recompute.state import EarlierCalls
 from kedge.torch_internals.checkpoint import BegunCheckpoint, Stopped, is_in_checkpoint
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.modes import has_data, is_transforming, is_under_jit
-from kedge.torch_internals.module_calls import has_raised, module_frame
+from kedge.torch_internals.module_calls import has_raised, module_frame, raised_from
 from kedge.torch_internals.own_work import own_work
 from kedge.torch_internals.random_state import RandomState
 from kedge.torch_internals.saved_hooks import disabled
@@ -60,17 +60,22 @@ class _Run(NamedTuple):
 
     Attributes:
         frame: The id of the frame of the module's call.
-        call: The call; None if it is not to be run again.
+        call: The call that is to be run again, or runs again; None for another one.
         checkpoint: The checkpoint; None for a second run.
         planned: What was planned for it; None: it is run again in any case.
         asleep: The keepers that it lets sleep: what is saved inside is the checkpoint's.
     """
 
     frame: int
-    call: RecomputedCall | None
+    call: RecomputedCall | None = None
     checkpoint: BegunCheckpoint | None = None
     planned: PlannedCall | None = None
     asleep: tuple[KeeperCalls, ...] = ()
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether its end is of interest."""
+        return self.call is not None or self.planned is not None
 
     def wake(self) -> None:
         """Let the keepers follow calls again."""
@@ -78,17 +83,22 @@ class _Run(NamedTuple):
             live.asleep_in = None
 
 
-class _Calls(OpenCalls[_Run | None]):
-    """The calls of named modules on one thread.
+class _Calls(OpenCalls[_Run]):
+    """The calls of named modules on one thread."""
 
-    The note is None for a call that is not checkpointed.
-    """
+    def is_begun(self, module: nn.Module) -> bool:
+        """Whether the call of a module that has raised the error at hand is among these.
+
+        It is not if a hook before that of this offload has raised it.
+        """
+        for called, note in zip(reversed(self.called), reversed(self.notes), strict=True):
+            if called is module:
+                return raised_from(note.frame)
+        return False
 
     def cut(self, at: int) -> bool:
         """Remove all calls from an index on, and end their checkpoints; returns whether there were any."""
         for note in reversed(self.notes[at:]):
-            if note is None:
-                continue
             note.wake()
             if note.call is not None:
                 _frames.taken.discard(note.frame)
@@ -142,6 +152,10 @@ class RecomputedModules:
 
     def begin_forward(self) -> None:
         """Called when the model is called."""
+        calls = self._thread.open
+        if calls.called:
+            # The pair of an interrupted call would take what modules save that are not named.
+            calls.forget_interrupted(begun=True)
         if torch.is_grad_enabled() and not in_backward():
             self._forwards += 1
             self._thread.random = None
@@ -176,18 +190,18 @@ class RecomputedModules:
             return
         if calls.called:
             calls.forget_interrupted()
+        # Already here: PyTorch ends this call also if a second run around it stops below.
+        calls.begin(module, _Run(id(around)))
         if not self._applies() or id(around) in _frames.taken:
-            calls.begin(module, None)
             return
         inputs = CallInputs(args, kwargs)
         if not all(map(has_data, inputs.tensors)):
-            calls.begin(module, None)
             return
 
         planned = self._planned(named.path)
         if planned is not None and not planned.again:
             planned.begin()
-            calls.begin(module, _Run(id(around), None, planned=planned))
+            calls.notes[-1] = _Run(id(around), planned=planned)
             return
         with own_work():
             thread.random = RandomState(thread.random)
@@ -211,9 +225,10 @@ class RecomputedModules:
             whole=call.proven,
             see=call.see,
             explained=call.explained,
+            written=call.written,
         )
         asleep = self._put_to_sleep(module)
-        calls.begin(module, _Run(id(around), call, checkpoint, planned, asleep))
+        calls.notes[-1] = _Run(id(around), call, checkpoint, planned, asleep)
         _frames.taken.add(id(around))
         if planned is not None:
             planned.begin()
@@ -234,22 +249,26 @@ class RecomputedModules:
         Only the outermost of the named modules' calls are planned, and none in a checkpoint of the
         program: a second run of it has to find inside what the first one did.
         """
-        if self._plan is None or any(self._thread.open.notes) or is_in_checkpoint():
+        around = self._thread.open.notes
+        if self._plan is None or is_in_checkpoint() or any(run.is_followed for run in around):
             return None
         return self._plan(path)
 
     def end(self, module: nn.Module, output: Any) -> None:
         """End a call of a module."""
-        note = self._thread.open.end(module)
+        calls = self._thread.open
+        raised = has_raised(module)
+        if raised and not calls.is_begun(module):
+            return
+        note = calls.end(module)
         if note is None:
             return
         note.wake()
         if note.call is None:
-            assert note.planned is not None  # noqa: S101 - see `begin`
-            note.planned.end()
+            if note.planned is not None:
+                note.planned.end()
             return
         _frames.taken.discard(note.frame)
-        raised = has_raised(module)
         if note.checkpoint is not None:
             note.checkpoint.end()
             with own_work():

@@ -191,6 +191,12 @@ class ModuleState:
             raise RecomputedWrong(
                 f"{where}: the modules inside were others in the forward; {_IN_BETWEEN}"
             )
+        for (name, each), own in zip(present.items(), inside.own.values(), strict=True):
+            if not own.has_kind(each):
+                raise RecomputedWrong(
+                    f'{where}: the module "{joined(self._path, name)}" was of another class in the '
+                    f"forward than now, when backward runs it again; {_IN_BETWEEN}"
+                )
         for (name, each), training in zip(present.items(), inside.modes, strict=True):
             if is_training(each) is not training:
                 mode = "training" if training else "evaluation"

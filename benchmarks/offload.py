@@ -360,7 +360,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--models", help="resnet50,resnet152,gpt,llama; with --frontier gpt,resnet,vit,unet"
+        "--models",
+        help="resnet50,resnet152,gpt,llama; with --frontier gpt,resnet,resnet50,vit,unet",
     )
     parser.add_argument(
         "--frontier", action="store_true", help="time against memory, beside PyTorch's own ways"
@@ -388,7 +389,7 @@ def main() -> None:
     if args.frontier:
         import frontier  # noqa: PLC0415 - it imports Kedge, which the processes of the cases do not all load
 
-        frontier.main(args, (args.models or "gpt,resnet,vit,unet").split(","))
+        frontier.main(args, (args.models or "gpt,resnet,resnet50,vit,unet").split(","))
         return
     random.seed(0)
     print(f"torch {torch.__version__}, saved tensors from {MIN_BYTES // 1024} KB up")

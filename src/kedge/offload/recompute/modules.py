@@ -115,8 +115,8 @@ class _Thread(threading.local):
     Attributes:
         open: The calls of named modules.
         next: The call whose second run calls its module next; None if there is none.
-        random: The states of Python's and NumPy's generators when the last call of this forward
-            began; None if there was none.
+        random: The states of Python's and NumPy's generators when the last call began; None before
+            the first.
         spent: The seconds of second runs inside the current one.
     """
 
@@ -158,7 +158,6 @@ class RecomputedModules:
             calls.forget_interrupted(begun=True)
         if torch.is_grad_enabled() and not in_backward():
             self._forwards += 1
-            self._thread.random = None
 
     def put_in_force(self, stack: ExitStack, kept: KeeperInForce) -> None:
         """Recompute calls of the modules until the stack closes; calls of before can be recomputed later, too.
@@ -299,7 +298,6 @@ class RecomputedModules:
         spent_before = thread.spent
         thread.spent = 0.0
         before = thread.next
-        thread.random = None
         depth = len(thread.open.called)
         with ExitStack() as stack:
             for named in self._named.values():
